@@ -85,7 +85,7 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(batch);
   if (c10::GradMode::is_enabled()) {
-    forward_clock_.end();
+    if (!passes().repeats()) forward_clock_.end();
     end_of_pass(forward_, "forward");
   } else {
     // No backward will use what was gathered, prefetched or kept for reuse.

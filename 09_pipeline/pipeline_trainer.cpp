@@ -146,8 +146,8 @@ class PipelineTrainer::Run {
   const std::vector<data::Batch>& batches_;
   std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
   std::vector<at::Tensor> graphs_;                     // what their forward returned
-  std::vector<at::Tensor> losses_;  // of the last stage, in order
-  Sends sends_;       // to neighbours
+  std::vector<at::Tensor> losses_;                     // of the last stage, in order
+  Sends sends_;                                        // to neighbours
   Sends tied_sends_;  // from stage 0 to the last, if the embedding is the head
 };
 

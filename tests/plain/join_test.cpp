@@ -7,11 +7,13 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/split_run.hpp>
+#include <tests/support/split_engine.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
@@ -25,7 +27,7 @@
 namespace zero::testing {
 namespace {
 
-using ::testing::AllOf, ::testing::HasSubstr;
+using ::testing::AllOf, ::testing::HasSubstr, ::testing::Not;
 
 constexpr auto kStages = {0, 1, 2, 3};
 
@@ -518,24 +520,34 @@ TEST_P(JoinOnRanks, HoldsTheRootAndTwoUnitsBesideItsShardsAndNothingMoreAfterIt)
   });
 }
 
-// ---- a model that is split over two ranks
-
-struct SplitEngine {
-  SplitEngine(const TwoAxes& axes, int stage)
-      : values(3),
-        model(make_deferred<nn::Llama>(llama_to_split(),
-                                       nn::TensorParallel(axes.mesh.tensor(), /*sequence=*/true))),
-        engine(*model, axes.mesh, optim::adamw(), at_stage(stage), &values),
-        rank(axes.data->rank()) {}
-  void step(int number) {
-    engine.backward(engine.forward(split_batch(rank, number)));
-    engine.step();
-  }
-  nn::SeededValues values;
-  std::shared_ptr<nn::Llama> model;
-  Engine engine;
-  int rank;
-};
+// A rank that computes nothing in join() says nothing of how long a unit computes.
+TEST_P(JoinOnRanks, DoesNotShiftTheLookaheadThatIsChosen) {
+  const auto exits = ranks_ended({.world_size = GetParam()}, [](dist::Communicator& communicator) {
+    Wide net;
+    EngineConfig config = at_stage(3);
+    config.overlap.lookahead = kAutoLookahead;
+    Engine engine(net, communicator, optim::adamw(), config);
+    const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+    const auto slow = [&] {
+      at::Tensor x = at::randn({4, Wide::kWidth});
+      for (const auto& layer : *net.layers) {
+        x = layer->as<torch::nn::Linear>()->forward(x).tanh();
+        x.register_hook([wait](const at::Tensor&) { wait(); });
+        wait();
+      }
+      return net.head(x).square().mean();
+    };
+    // Three steps are measured.
+    for (int number = 0; number < (communicator.rank() == 1 ? 1 : 3); ++number) {
+      engine.backward(engine.forward(slow));
+      engine.step();
+    }
+    engine.join();
+  });
+  // A gather takes far less than a unit.
+  EXPECT_THAT(exits[0].output,
+              AllOf(HasSubstr("note: lookahead "), Not(HasSubstr("bandwidth is the limit"))));
+}
 
 TEST(JoinOnATensorAxis, HasTheSameBitsAtAllStages) {
   on_ranks(4, [](dist::Communicator& communicator) {

@@ -16,7 +16,7 @@
 namespace zero::testing {
 namespace {
 
-ZERO_TESTS_ON_RANKS(PlainAverage, 1, 2, 3);
+ZERO_TESTS_ON_RANKS(PlainAverage, 1, 2, 3, 4);
 
 constexpr double kDecay = 0.9;
 

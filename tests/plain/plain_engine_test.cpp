@@ -61,8 +61,10 @@ struct Wide : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
-TEST(PlainEngine, HoldsItsShardsTheRootAndTheUnitsThatRun) {
-  on_ranks(2, [](dist::Communicator& communicator) {
+ZERO_TESTS_ON_RANKS(PlainEngineOnRanks, 2, 3, 4);
+
+TEST_P(PlainEngineOnRanks, HoldsItsShardsTheRootAndTheUnitsThatRun) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const int lookahead : {0, 1}) {
       SCOPED_TRACE(lookahead);
       Wide net;
@@ -80,8 +82,28 @@ TEST(PlainEngine, HoldsItsShardsTheRootAndTheUnitsThatRun) {
           memory::snapshot().peak[static_cast<std::size_t>(memory::Category::kParameters)];
       const auto expected = static_cast<double>(before + root + (1 + lookahead) * unit);
       EXPECT_NEAR(static_cast<double>(peak), expected, expected / 100);
-      EXPECT_NEAR(static_cast<double>(before), (3 * unit + root) / 2., unit / 100.);
+      EXPECT_NEAR(static_cast<double>(before), (3. * unit + root) / communicator.size(),
+                  unit / 100.);
     }
+  });
+}
+
+// A callback of at::RecordFunction sees each operation, and costs time.
+TEST(PlainEngine, WatchesNoOperationBelowStage3) {
+  on_all_stages(2, [](dist::Communicator& communicator, int stage) {
+    Wide net;
+    Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+    std::vector<bool> watched;
+    const auto note = [&] { watched.push_back(at::hasThreadLocalCallbacks()); };
+    engine.backward(engine.forward([&] {
+      const at::Tensor loss = net.loss();
+      note();
+      loss.register_hook([&](const at::Tensor&) { note(); });
+      return loss;
+    }));
+    engine.step();
+    note();
+    EXPECT_EQ(watched, (std::vector<bool>{stage == 3, stage == 3, false}));
   });
 }
 
@@ -210,8 +232,8 @@ TEST(PlainEngine, RefusesAFunctionForAModelThatKnowsItsLoss) {
 
 // Rank 1 leaves a branch out: below stage 3 its unit gets zeros, at stage 3 nothing can be
 // gathered.
-TEST(PlainEngine, OneRankMaySkipABranchBelowStage3) {
-  on_ranks(2, [](dist::Communicator& communicator) {
+TEST_P(PlainEngineOnRanks, OneRankMaySkipABranchBelowStage3) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
     std::vector<at::Tensor> first;
     for (const int stage : {0, 1, 2}) {
       at::manual_seed(7);
@@ -232,8 +254,8 @@ TEST(PlainEngine, OneRankMaySkipABranchBelowStage3) {
   });
 }
 
-TEST(PlainEngine, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
-  on_ranks(2, [](dist::Communicator& communicator) {
+TEST_P(PlainEngineOnRanks, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
     Wide net;
     Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = 3}});
     const std::string error = error_of([&] {

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <tests/support/autocast.hpp>
@@ -13,6 +14,7 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine/engine.hpp>
+#include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
 
 #include "plain_modules.hpp"
@@ -410,6 +412,96 @@ TEST_P(PlainProgram, HasTheBitsOfTheModuleAloneUnderAutocast) {
       }
       EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
     }
+  });
+}
+
+// LibTorch keeps the bfloat16 copy of a weight until the scope ends: also for a second forward,
+// which then does not read the weight, and after an update.
+void expect_a_scope_for_each_forward(dist::Communicator& communicator, int stage,
+                                     const std::string& name, bool around_steps) {
+  const auto seed = [](int number, int m) {
+    at::manual_seed(static_cast<std::uint64_t>(10 * number + m));
+  };
+  const PlainModule alone = make(name);
+  const auto optimizer = optim::adamw()(alone.module->parameters());
+  for (int number = 0; number < 3; ++number) {
+    for (int m = 0; m < 2; ++m) {
+      seed(number, m);
+      at::Tensor loss;
+      {
+        const Autocast autocast;
+        loss = alone.loss().to(at::kFloat);
+      }
+      (loss / 2).backward();
+    }
+    optimizer->step();
+    for (const at::Tensor& p : alone.module->parameters()) p.mutable_grad().reset();
+  }
+  // Both ranks have these batches.
+  Engined run(
+      communicator, {.overlap = {.stage = stage}, .accumulation_steps = 2},
+      [](const auto&) { return optim::adamw(); }, name);
+  std::optional<Autocast> outer;
+  if (around_steps) outer.emplace();
+  for (int number = 0; number < 3; ++number) {
+    std::vector<at::Tensor> losses;
+    std::optional<Autocast> inner;
+    if (!around_steps) inner.emplace();
+    for (int m = 0; m < 2; ++m) {
+      seed(number, m);
+      losses.push_back(run.engine.forward([&] { return run.made.loss().to(at::kFloat); }));
+    }
+    inner.reset();
+    for (const at::Tensor& loss : losses) {
+      run.engine.backward(loss);
+      run.engine.step();
+    }
+  }
+  EXPECT_TRUE(same_bits(run.weights(), alone.module->parameters()));
+}
+
+TEST(PlainProgramOnTwoRanks, HasTheBitsOfTheModuleAloneInOneAutocastAroundForwards) {
+  on_all_stages(2, [](dist::Communicator& communicator, int stage) {
+    for (const char* name : {"gpt2", "used_twice", "views", "lstm"}) {
+      for (const bool around_steps : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, around steps: {}", name, around_steps));
+        expect_a_scope_for_each_forward(communicator, stage, name, around_steps);
+      }
+    }
+  });
+}
+
+TEST(PlainProgramOnTwoRanks, HasGroupsByNameWithMasterWeightsAndIgnoredParameters) {
+  on_all_stages(2, [](dist::Communicator& communicator, int stage) {
+    const auto in_bfloat16 = [] {
+      PlainModule made = make(kModule);
+      made.module->to(at::kBFloat16);
+      return made;
+    };
+    const auto optimizer_of = [](const torch::nn::Module& module) {
+      return optim::with_master_weights(optim::adamw(
+          module, {{.weight_decay = 0.5}, {.weight_decay = 0}},
+          [](const std::string&, const at::Tensor& p) { return p.dim() > 1 ? 0U : 1U; }));
+    };
+    const PlainModule alone = in_bfloat16(), made = in_bfloat16();
+    std::vector<at::Tensor> trained;
+    for (const auto& item : alone.module->named_parameters()) {
+      if (item.key() != "norm.bias") trained.push_back(item.value());
+    }
+    const auto optimizer = optimizer_of(*alone.module)(trained);
+    Engine engine(*made.module, communicator, optimizer_of(*made.module),
+                  {.overlap = {.stage = stage}, .ignored = {"norm.bias"}},
+                  plain_case(kModule).units);
+    for (int number = 0; number < 3; ++number) {
+      at::manual_seed(static_cast<std::uint64_t>(number));
+      alone.loss().backward();
+      optimizer->step();
+      for (const at::Tensor& p : alone.module->parameters()) p.mutable_grad().reset();
+      at::manual_seed(static_cast<std::uint64_t>(number));
+      engine.backward(engine.forward(made.loss));
+      engine.step();
+    }
+    EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), trained));
   });
 }
 

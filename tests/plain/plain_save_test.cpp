@@ -53,7 +53,7 @@ TEST_P(PlainSave, GivesThePositionBack) {
     PlainRun run(communicator, "gpt2", at_stage(stage));
     run.step(0);
     const fs::path place = folder_of(folder, "run", stage);
-    run.engine.save(place, {.position = "epoch 2, line 17"});
+    EXPECT_GT(run.engine.save(place, {.position = "epoch 2, line 17"}), 0);  // seconds
     PlainRun other(communicator, "gpt2", at_stage(3 - stage));
     EXPECT_EQ(other.engine.position(), "");
     EXPECT_TRUE(other.engine.load(place));

@@ -12,6 +12,7 @@
 
 #include <09_pipeline/pipeline_trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
+#include <tools/plots/trace.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/distributed/agreement.hpp>
@@ -23,7 +24,6 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/fake_process_group.hpp>
-#include <zero/train/trace.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "checkpoints.hpp"
@@ -382,7 +382,7 @@ class RankRun {
   // With the pictures of it.
   train::StepResult last_step(const std::vector<data::Batch>& batches) {
     const PictureOptions& pictures = options_.pictures;
-    std::optional<train::Trace> trace;
+    std::optional<plots::Trace> trace;
     if (!pictures.trace.empty()) trace.emplace(&world_);
     // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
     // it.

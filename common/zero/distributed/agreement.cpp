@@ -76,6 +76,14 @@ std::vector<std::string> on_all_ranks(Communicator& communicator, const std::str
                       action);
 }
 
+void run_on_all_ranks(Communicator& communicator, const std::string& what,
+                      const std::function<void()>& action) {
+  on_all_ranks(communicator, what, [&] {
+    action();
+    return std::string();
+  });
+}
+
 std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {
   // Tensors of its own: a failed collective may still use them afterwards.
   const at::Tensor input = at::tensor(mine, at::kDouble);

@@ -39,6 +39,9 @@ std::vector<std::string> on_all_ranks(
 /// The same over `communicator`. Called by all its ranks; blocks.
 std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
                                       const std::function<std::string()>& action);
+/// The same for an action that returns nothing.
+void run_on_all_ranks(Communicator& communicator, const std::string& what,
+                      const std::function<void()>& action);
 
 /// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
 /// Called by all ranks; blocks. Throws as Work::wait() does.

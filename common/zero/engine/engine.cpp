@@ -1,3 +1,4 @@
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -6,19 +7,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <exception>
 #include <functional>
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/base/fnv.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/scoped_value.hpp>
 #include <zero/base/table.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
-#include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/state_dict.hpp>
@@ -47,10 +45,8 @@ std::unique_ptr<nn::PlainModel> make_plain_model(torch::nn::Module& module, cons
                                                  const nn::UnitRule& units) {
   const dist::CallScope call(mesh.world(), "Engine::Engine");
   std::unique_ptr<nn::PlainModel> plain;
-  dist::on_all_ranks(mesh.world(), "the units of the module", [&] {
-    plain = std::make_unique<nn::PlainModel>(module, units);
-    return std::string();
-  });
+  dist::run_on_all_ranks(mesh.world(), "the units of the module",
+                         [&] { plain = std::make_unique<nn::PlainModel>(module, units); });
   return plain;
 }
 
@@ -65,28 +61,9 @@ train::StepOptions step_options(const EngineConfig& config) {
   return options;
 }
 
-std::vector<bool> trainable_parameters(const nn::ParameterList& list) {
-  std::vector<bool> trainable;
-  for (const nn::Parameter& p : list.parameters) trainable.push_back(p.tensor.requires_grad());
-  return trainable;
-}
-
 // Of a micro-batch that this rank does not have, like its other losses.
 at::Tensor no_loss(const std::vector<at::Tensor>& losses) {
   return losses.empty() ? at::zeros({}) : at::zeros_like(losses.back());
-}
-
-bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return x.is_same(y); });
-}
-
-std::string trainable_text(const nn::ParameterList& list) {
-  std::string text;
-  for (const nn::Parameter& p : list.parameters) {
-    text += fmt::format("parameter '{}' {}\n", p.name,
-                        p.tensor.requires_grad() ? "trainable" : "frozen");
-  }
-  return text;
 }
 
 }  // namespace
@@ -120,7 +97,7 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
             fmt::format("{} micro-batches\nbuffers {}", config.accumulation_steps,
                         config.broadcast_buffers ? "of rank 0" : "of each rank")),
       gradients_(strategy_->list()),
-      registered_(strategy_->model().module().parameters()) {}
+      checks_(*strategy_, gradients_) {}
 
 Engine::~Engine() {
   if (std::uncaught_exceptions() > 0) return;
@@ -145,6 +122,10 @@ at::Tensor Engine::forward(const data::Batch& batch) {
 
 void Engine::begin_forward() {
   strategy_->mesh().world().set_step(step_.number());
+  // A copy of a weight from an earlier forward would hide that its unit is read, and after an
+  // update be old.
+  const at::Device device = strategy_->list().parameters.front().tensor.device();
+  if (at::autocast::is_autocast_enabled(device.type())) at::autocast::clear_cache();
   if (!config_.broadcast_buffers || !c10::GradMode::is_enabled()) return;
   // Of rank 0, unless it is in join().
   train::broadcast_buffers(strategy_->model().module(), strategy_->communicator(),
@@ -164,6 +145,7 @@ at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
   if (plain_) return forward(predict);
   const dist::CallScope call(strategy_->mesh().world(), "Engine::evaluate");
   verify_backward_ended();
+  begin_forward();
   return predict();
 }
 
@@ -205,16 +187,16 @@ void Engine::backward(const at::Tensor& loss) {
 // `loss`: null in join(). Returns false, and does nothing, if no rank has a batch and no step is
 // open.
 bool Engine::take_micro_batch(const at::Tensor* loss) {
-  const double state = state_before_backward(loss);
+  const Finding found = checks_.before_backward(loss);
   double mine = 0;
   if (loss == nullptr) {
     mine = kJoined;
-  } else if (state >= 0) {
+  } else if (found.problem.empty()) {
     mine = strategy_->passes().forwards().loss_terms(*loss);
   }
-  const Terms terms = with_micro_batch(mine, state);
+  const Terms terms = with_micro_batch(mine, found);
   if (live_.empty() && micro_batches_ == 0) return false;
-  if (micro_batches_ == 0) trainable_ = trainable_parameters(strategy_->list());
+  checks_.begin_step();
   const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
@@ -283,65 +265,22 @@ bool Engine::repeat_micro_batch() {
   return take_micro_batch(nullptr);
 }
 
-double Engine::state_before_backward(const at::Tensor* loss) const {
-  if (!same_tensors(registered_, strategy_->model().module().parameters())) {
-    return state_of(StepFault::kModuleChanged);
-  }
-  if (loss != nullptr) {
-    if (!loss->defined() || !loss->requires_grad() || loss->numel() != 1) {
-      return state_of(StepFault::kLossWithoutGradient);
-    }
-    try {
-      strategy_->passes().forwards().verify_fresh(*loss);
-    } catch (const Error&) {
-      return state_of(StepFault::kOldLoss);
-    }
-  }
-  if (const double fault = fault_of_gradients(); fault < 0) return fault;
-  const std::vector<bool> trainable = trainable_parameters(strategy_->list());
-  if (micro_batches_ > 0 && trainable != trainable_) {
-    const auto changed = std::ranges::mismatch(trainable, trainable_).in1 - trainable.begin();
-    return state_of(StepFault::kTrainabilityChanged, static_cast<std::size_t>(changed));
-  }
-  return base::fnv1a_as_double(std::string(trainable.begin(), trainable.end()));
-}
-
-// `losses`: those of the micro-batches, times their terms.
-double Engine::state_before_update(std::vector<double>& losses) {
-  if (const double fault = fault_of_gradients(); fault < 0) return fault;
-  gradients_.show();
-  losses = strategy_->averaged_gradients().read(losses_);
-  const bool finite = std::ranges::all_of(losses, [](double l) { return std::isfinite(l); });
-  if (!finite) return state_of(StepFault::kLossNotFinite);
-  std::ranges::transform(losses, loss_terms_, losses.begin(), std::multiplies<>());
-  return base::fnv1a_as_double(gradients_.changes());
-}
-
-// 0 if the program has left hidden gradients alone.
-double Engine::fault_of_gradients() const {
-  const std::size_t taken = gradients_.first_taken();
-  return taken == strategy_->list().size() ? 0 : state_of(StepFault::kGradientTaken, taken);
-}
-
-Engine::Terms Engine::with_micro_batch(double& mine, double state) {
-  dist::Communicator& communicator = strategy_->communicator();
-  const std::vector<double> all = dist::all_gather_scalars(communicator, {mine, state});
-  std::vector<double> states;
+Engine::Terms Engine::with_micro_batch(double& mine, const Finding& found) {
+  const std::vector<double> all =
+      dist::all_gather_scalars(strategy_->communicator(), {mine, found.digest()});
+  std::vector<double> digests;
   std::vector<int> without_forward;
   double sum = 0;
   live_.clear();
   for (std::size_t r = 0; 2 * r < all.size(); ++r) {
-    states.push_back(all[2 * r + 1]);
+    digests.push_back(all[2 * r + 1]);
     if (all[2 * r] == kJoined) continue;
     live_.push_back(static_cast<int>(r));
     if (all[2 * r] < 0) without_forward.push_back(static_cast<int>(r));
     sum += std::max(all[2 * r], 0.0);
   }
   if (!live_.empty()) source_ = live_.front();
-  if (!same_state(states, strategy_->list(), step_.number())) {
-    dist::verify_same(communicator, "which parameters are trained",
-                      trainable_text(strategy_->list()));
-  }
+  verify_findings(strategy_->mesh(), found, digests, "which parameters are trained");
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
   if (!terms.stated && sum > 0) {
@@ -405,14 +344,17 @@ void Engine::verify_before_update() {
     take_learning_rates();
   }
   std::vector<double> mine(losses_.size(), 0.0);
-  const double state = state_before_update(mine);
-  mine.insert(mine.end(), {state, step_.settings_digest()});
+  const Finding found = checks_.before_update(losses_, step_.number(), mine);
+  std::ranges::transform(mine, loss_terms_, mine.begin(), std::multiplies<>());
+  mine.insert(mine.end(), {found.digest(), step_.settings_digest()});
   const std::vector<double> all = dist::all_gather_scalars(strategy_->communicator(), mine);
-  std::vector<double> states, settings;
+  std::vector<double> digests, settings;
   for (std::size_t end = mine.size(); end <= all.size(); end += mine.size()) {
-    states.push_back(all[end - 2]);
+    digests.push_back(all[end - 2]);
     settings.push_back(all[end - 1]);
   }
+  verify_findings(strategy_->mesh(), found, digests,
+                  "what was done to gradients between backward() and step()");
   loss_ = 0;
   for (std::size_t m = 0; m < losses_.size(); ++m) {  // in the order of train::Trainer
     double of_ranks = 0;
@@ -420,11 +362,6 @@ void Engine::verify_before_update() {
     loss_ += of_ranks;
   }
   loss_ /= terms_.all;
-  if (!same_state(states, strategy_->list(), step_.number())) {
-    dist::verify_same(strategy_->communicator(),
-                      "what was done to gradients between backward() and step()",
-                      gradients_.changes());
-  }
   step_.verify_settings(settings);
 }
 
@@ -464,7 +401,7 @@ void Engine::give_up_step() {
   // After an exception this rank may join reductions that others have started in backward().
   const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   gradients_.forget();
-  trainable_.clear();
+  checks_.end_step();
   backward_threw_ = false;
   losses_.clear();
   loss_terms_.clear();

@@ -9,6 +9,7 @@
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/engine/engine_config.hpp>
+#include <zero/engine/step_checks.hpp>
 #include <zero/engine/step_gradients.hpp>
 #include <zero/engine/step_metrics.hpp>
 #include <zero/io/save_checkpoint.hpp>
@@ -140,9 +141,9 @@ class Engine {
   void give_up_step();
 
   /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From
-  /// then on a step computes the norm. Called by all ranks, between steps; throws zero::Error on all
-  /// of them if only some pass a callback. What it throws on any rank leaves step() on all, after
-  /// the update.
+  /// then on a step computes the norm. Called by all ranks, between steps; throws zero::Error on
+  /// all of them if only some pass a callback. What it throws on any rank leaves step() on all,
+  /// after the update.
   void on_step(StepCallback callback);
 
   /// Norm of the gradient before clipping in the last step that updated; 0 without clipping and
@@ -216,10 +217,7 @@ class Engine {
   bool repeat_micro_batch();
   void verify_no_rank_has_data();
   bool take_micro_batch(const at::Tensor* loss);
-  Terms with_micro_batch(double& mine, double state);
-  double state_before_backward(const at::Tensor* loss) const;
-  double state_before_update(std::vector<double>& losses);
-  double fault_of_gradients() const;
+  Terms with_micro_batch(double& mine, const Finding& found);
   void verify_in_no_step(const char* call) const;
   void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;
@@ -228,13 +226,12 @@ class Engine {
 
   train::Step step_;
   StepGradients gradients_;
-  std::vector<at::Tensor> registered_;  // the model's parameters when the engine was made
-  std::vector<bool> trainable_;         // by parameter, at this step's first backward()
-  bool backward_threw_ = false;         // in this step
-  std::vector<at::Tensor> losses_;      // of this step's micro-batches
-  std::vector<double> loss_terms_;      // the same, of this rank
-  std::shared_ptr<StepMeter> meter_;    // on_step()
-  std::int64_t micro_batches_ = 0;      // of this step, whose backward has run
+  StepChecks checks_;
+  bool backward_threw_ = false;       // in this step
+  std::vector<at::Tensor> losses_;    // of this step's micro-batches
+  std::vector<double> loss_terms_;    // the same, of this rank
+  std::shared_ptr<StepMeter> meter_;  // on_step()
+  std::int64_t micro_batches_ = 0;    // of this step, whose backward has run
   Terms terms_;
   double loss_ = 0;        // of the last step(), the mean over the terms of all ranks
   std::vector<int> live_;  // ranks that had a batch in the last backward(); others are in join()

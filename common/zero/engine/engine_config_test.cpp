@@ -38,8 +38,8 @@ TEST(ModeOptions, OfACommandLine) {
       {"bucket_mib=", "bucket_mib is \"\""},
       {"stage=3", "stage is 3, but mode engine2 was asked for"},
       {"clip_norm=1", "unknown key 'clip_norm'"},
-      {"config=/not/there", "'/not/there' cannot be read"},
-      {"config=/tmp", "'/tmp' cannot be read"},
+      {"config=/not/there", "'/not/there': cannot be opened"},
+      {"config=/tmp", "'/tmp': is not a regular file"},
       {"lookahead=1:lookahead=2", "'2' is the second value of lookahead"}};
   for (const auto& row : rows) {
     expect_error([&] { options_of(std::string("engine2:") + row.first); }, {row.second});

@@ -65,19 +65,14 @@ void StepMeter::report(const StepMetrics& metrics) {
 MetricsWriter::MetricsWriter(dist::Communicator& communicator, const std::filesystem::path& path)
     : path_(path), writes_(communicator.rank() == 0) {
   const dist::CallScope call(communicator, "MetricsWriter::MetricsWriter");
-  dist::on_all_ranks(communicator, "the metrics", [this] {
-    open();
-    return std::string();
+  dist::run_on_all_ranks(communicator, "the metrics", [&] {
+    if (path.extension() != ".jsonl" && path.extension() != ".csv") {
+      throw Error(fmt::format("'{}' must end in .jsonl or .csv", path.string()));
+    }
+    if (!writes_) return;
+    file_.open(path, std::ios::app | std::ios::ate);
+    if (!file_) throw Error(fmt::format("cannot write to '{}'", path.string()));
   });
-}
-
-void MetricsWriter::open() {
-  if (path_.extension() != ".jsonl" && path_.extension() != ".csv") {
-    throw Error(fmt::format("'{}' must end in .jsonl or .csv", path_.string()));
-  }
-  if (!writes_) return;
-  file_.open(path_, std::ios::app | std::ios::ate);
-  if (!file_) throw Error(fmt::format("cannot write to '{}'", path_.string()));
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {

@@ -28,7 +28,9 @@ struct StepMetrics {
 
   /// Tokens a second, if tokens are the loss terms.
   double loss_terms_per_second() const { return loss_terms / seconds; }
-  /// The part of the time that is not exposed: 100 is as fast as computing alone.
+  /// 100 if this rank never waited for a collective: the seconds that are not exposed, of all. It
+  /// is no comparison with a run that sends nothing, because what this rank does itself for others
+  /// (copies, sums, a slower computation beside them) is not exposed.
   double percent_of_compute_alone() const { return 100 * (1 - exposed_seconds / seconds); }
 };
 
@@ -72,8 +74,6 @@ class MetricsWriter {
   void write(const StepMetrics& metrics);
 
  private:
-  void open();
-
   std::filesystem::path path_;
   bool writes_;
   std::ofstream file_;

@@ -7,13 +7,14 @@
 
 namespace zero::io::checkpoint {
 
-std::optional<Range> FlatShard::range() const {
-  return values.defined() ? std::optional(Range{begin, values.numel()}) : std::nullopt;
+train::ParameterShard flat(const train::ParameterShard& shard) {
+  if (!shard.tensor.defined()) return {};
+  return {memory::raw(shard.tensor).view({-1}), shard.begin};
 }
 
-FlatShard flat_shard_of(const train::ParameterShard& piece) {
-  if (!piece.tensor.defined()) return {};
-  return {memory::raw(piece.tensor).view({-1}), piece.begin};
+std::optional<Range> range_of(const train::ParameterShard& shard) {
+  if (!shard.tensor.defined()) return std::nullopt;
+  return Range{shard.begin, shard.tensor.numel()};
 }
 
 Cut cut_of(const nn::TensorPlacement& placement) {
@@ -34,18 +35,19 @@ std::vector<SavedParameter> parameters_of(const train::Strategy& strategy) {
   return all;
 }
 
-std::vector<SavedBuffer> buffers_of(train::Strategy& strategy) {
-  std::vector<SavedBuffer> all;
+safetensors::NamedTensors buffers_of(train::Strategy& strategy) {
+  safetensors::NamedTensors all;
   for (const auto& b : strategy.model().module().named_buffers()) {
-    all.push_back({b.key(), b.value().sizes().vec(), c10::toString(b.value().scalar_type())});
+    all.emplace_back(b.key(), memory::raw(b.value()));
   }
   return all;
 }
 
-std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy) {
-  std::vector<at::Tensor> all;
-  for (const at::Tensor& buffer : strategy.model().module().buffers())
-    all.push_back(memory::raw(buffer));
+std::vector<SavedBuffer> saved_buffers(const safetensors::NamedTensors& buffers) {
+  std::vector<SavedBuffer> all;
+  for (const auto& [name, buffer] : buffers) {
+    all.push_back({name, buffer.sizes().vec(), c10::toString(buffer.scalar_type())});
+  }
   return all;
 }
 

@@ -1,22 +1,21 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
+#include <zero/safetensors/spec.hpp>
 #include <zero/train/strategy.hpp>
 
 /// What saving and loading a checkpoint share on a rank.
 namespace zero::io::checkpoint {
 
-/// Elements of a parameter that this rank holds, flat and without autograd.
-struct FlatShard {
-  at::Tensor values;  ///< undefined if there are none
-  std::int64_t begin = 0;
-  std::optional<Range> range() const;
-};
-FlatShard flat_shard_of(const train::ParameterShard& piece);
+/// The same elements, flat and without autograd; undefined if there are none.
+train::ParameterShard flat(const train::ParameterShard& shard);
+/// Where a flat shard lies in its parameter.
+std::optional<Range> range_of(const train::ParameterShard& shard);
 
 /// How a tensor axis of more than one rank cuts it.
 Cut cut_of(const nn::TensorPlacement& placement);
@@ -24,9 +23,9 @@ Cut cut_of(const nn::TensorPlacement& placement);
 /// Name, shape, dtype and cut of every parameter of the whole model; steps, states and runs are
 /// left empty.
 std::vector<SavedParameter> parameters_of(const train::Strategy& strategy);
-std::vector<SavedBuffer> buffers_of(train::Strategy& strategy);
-/// The buffers' bytes, in the same order.
-std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy);
+/// The buffers, without autograd. A checkpoint's manifest has name, shape and dtype of each.
+safetensors::NamedTensors buffers_of(train::Strategy& strategy);
+std::vector<SavedBuffer> saved_buffers(const safetensors::NamedTensors& buffers);
 
 /// Names of tensors in a rank's file.
 inline std::string stored_name(const std::string& kind, const std::string& name) {

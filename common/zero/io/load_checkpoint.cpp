@@ -38,7 +38,7 @@ class Loader {
   }
 
   void check_model(const LoadOptions& options) const {
-    check_same_model(manifest_, parameters_of(strategy_), buffers_of(strategy_),
+    check_same_model(manifest_, parameters_of(strategy_), saved_buffers(buffers_of(strategy_)),
                      options.convert_dtype);
     const std::string ours = strategy_.optimizer().settings().kind;
     if (manifest_.info.optimizer.kind != ours) {
@@ -78,16 +78,14 @@ class Loader {
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
     const bool offloaded = strategy_.optimizer().is_offloaded();
     for (std::size_t i = 0; i < states_.size(); ++i) {
-      copy(i, kParameterKind, flat_shard_of(strategy_.local_shard(i)));
+      copy(i, kParameterKind, flat(strategy_.local_shard(i)));
       const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;
       strategy_.optimizer().load_state(piece.tensor, saved_of(i).steps,
                                        offloaded ? states_of(i) : states_[i]);
     }
-    const std::vector<at::Tensor> buffers = buffer_tensors(strategy_);
-    for (std::size_t i = 0; i < buffers.size(); ++i) {
-      files_.at(buffers_from())
-          .read_into(stored_name(kBufferKind, manifest_.buffers[i].name), buffers[i]);
+    for (const auto& [name, buffer] : buffers_of(strategy_)) {
+      files_.at(buffers_from()).read_into(stored_name(kBufferKind, name), buffer);
     }
     strategy_.zero_grad();
     strategy_.passes().weights_changed();
@@ -113,15 +111,15 @@ class Loader {
 
   States states_of(std::size_t i) const {
     States states;
-    const FlatShard part = flat_shard_of(updated(i));
-    if (!part.values.defined()) return states;
+    const train::ParameterShard part = flat(updated(i));
+    if (!part.tensor.defined()) return states;
     const memory::Charge charge(memory::Category::kOptimizer);
     const SavedParameter& saved = saved_of(i);
     for (const auto& [name, dtype] : saved.states) {
       // States with the parameter's dtype are converted with it.
       const at::ScalarType type =
-          dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
-      at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
+          dtype == saved.dtype ? part.tensor.scalar_type() : dtype_in_file(saved, name);
+      at::Tensor state = at::empty({part.tensor.numel()}, part.tensor.options().dtype(type));
       copy(i, name, {state, part.begin});
       states[name] = state;
     }
@@ -133,7 +131,7 @@ class Loader {
     std::set<int> ranks;
     for (std::size_t i = 0; i < strategy_.list().size(); ++i) {
       for (const train::ParameterShard& mine : {strategy_.local_shard(i), strategy_.piece(i)}) {
-        const auto range = flat_shard_of(mine).range();
+        const auto range = range_of(mine);
         for (const RankRange& run : saved_of(i).runs) {
           if (range) in_common(i, run, *range, [&](auto...) { ranks.insert(run.rank); });
         }
@@ -192,13 +190,14 @@ class Loader {
   }
 
   // Copies the elements of `target`, and no others, from the files that hold them.
-  void copy(std::size_t i, const std::string& kind, const FlatShard& target) const {
-    if (!target.values.defined()) return;
+  void copy(std::size_t i, const std::string& kind, const train::ParameterShard& target) const {
+    const auto range = range_of(target);
+    if (!range) return;
     const std::string name = stored_name(kind, saved_of(i).name);
     for (const RankRange& run : saved_of(i).runs) {
-      in_common(i, run, *target.range(), [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+      in_common(i, run, *range, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
         files_.at(run.rank).read_range_into(name, from - run.range.begin,
-                                            target.values.narrow(0, to - target.begin, n));
+                                            target.tensor.narrow(0, to - target.begin, n));
       });
     }
   }
@@ -233,16 +232,13 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
                     "SHA-256 {} and {}); all ranks must see the same folder",
                     what, rank, digests[0], digests[rank]));
   }
-  on_all_ranks(ranks, what, [&] {
+  run_on_all_ranks(ranks, what, [&] {
     loader.check_model(options);
     loader.open_files();
     loader.read_states();
-    return std::string();
   });
-  on_all_ranks(ranks, what + ", the model is partly loaded; discard it", [&] {
-    loader.put_back();
-    return std::string();
-  });
+  run_on_all_ranks(ranks, what + ", the model is partly loaded; discard it",
+                   [&] { loader.put_back(); });
   return loader.info();
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -36,8 +37,8 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     if (stage.is_copy(i)) continue;  // the stage that trains it writes it
     const train::ParameterShard piece = strategy.piece(i);
-    Holding h{flat_shard_of(piece).range(),
-              flat_shard_of(strategy.local_shard(i)).range(),
+    Holding h{range_of(piece),
+              range_of(strategy.local_shard(i)),
               0,
               {},
               strategy.list().parameters[i].placement.part()};
@@ -55,7 +56,7 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
 // What to write; all ranks compute the same.
 Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
               const std::vector<std::string>& holdings) {
-  Manifest manifest{"", info, parameters_of(strategy), buffers_of(strategy), {}};
+  Manifest manifest{"", info, parameters_of(strategy), saved_buffers(buffers_of(strategy)), {}};
   manifest.info.world_size = strategy.mesh().world().size();
   manifest.info.optimizer = strategy.optimizer().settings();
   std::vector<std::vector<Holding>> by_rank;
@@ -93,16 +94,15 @@ void visit_tensors(train::Strategy& strategy, const Manifest& manifest, bool wit
       const train::ParameterShard piece = strategy.piece(i);
       const train::ParameterShard& values =
           piece.tensor.defined() ? piece : strategy.local_shard(i);
-      visit(stored_name(kParameterKind, p.name), flat_shard_of(values).values);
+      visit(stored_name(kParameterKind, p.name), flat(values).tensor);
       if (!piece.tensor.defined()) continue;
       for (const auto& [name, state] : states_of(strategy.optimizer(), piece.tensor, with_bytes)) {
         visit(stored_name(name, p.name), state);
       }
     }
   }
-  const std::vector<at::Tensor> buffers = buffer_tensors(strategy);
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    visit(stored_name(kBufferKind, manifest.buffers[i].name), buffers[i]);
+  for (const auto& [name, buffer] : buffers_of(strategy)) {
+    visit(stored_name(kBufferKind, name), buffer);
   }
 }
 
@@ -170,24 +170,23 @@ void hold(const fs::path& folder) {
   held[place] = file;
 }
 
-// Rank 0: gives the current checkpoint, if it is one, a manifest that the new one does not replace.
-void keep_current(const fs::path& folder) {
-  if (!fs::exists(folder / kManifestFile)) return;
-  const std::string text = base::read_file(folder / kManifestFile, "the manifest");
-  std::string name;
+// Rank 0: the checkpoint in the folder, if it is one that can be loaded.
+std::optional<Manifest> current(const fs::path& folder) {
   try {
-    name = manifest_from(text, "").folder;
+    return manifest_from(base::read_file(folder / kManifestFile, ""), "");
   } catch (const Error&) {
-    return;  // nothing could load it
+    return std::nullopt;
   }
-  base::write_file(folder / older_manifest_name(name), text);
 }
 
 // Rank 0: makes the new checkpoint the current one.
 void commit(const fs::path& folder, const Manifest& manifest, int keep) {
   base::sync_folder(folder / manifest.folder);
   base::sync_folder(folder);
-  if (keep > 1) keep_current(folder);
+  // A manifest that the new one does not replace.
+  if (const auto before = keep > 1 ? current(folder) : std::nullopt) {
+    base::write_file(folder / older_manifest_name(before->folder), to_text(*before));
+  }
   base::write_file(folder / kManifestFile, to_text(manifest));
 }
 
@@ -203,12 +202,8 @@ void remove_older(const fs::path& folder, const std::string& newest, int keep) {
 // Rank 0, after a failure: removes what was begun, unless the manifest was replaced and only what
 // followed failed.
 void give_up(const fs::path& folder, const std::string& step_folder) {
-  try {
-    const std::string text = base::read_file(folder / kManifestFile, "");
-    if (manifest_from(text, "").folder == step_folder) return;
-  } catch (const Error&) {
-  }
-  remove_step_folder(folder / step_folder);
+  const auto now = current(folder);
+  if (!now || now->folder != step_folder) remove_step_folder(folder / step_folder);
 }
 
 std::string described(const CheckpointInfo& info) {
@@ -256,9 +251,8 @@ void complete(dist::Communicator& ranks, const fs::path& folder, Manifest manife
   const bool first = ranks.rank() == 0;
   try {
     note_files(manifest, on_all_ranks(ranks, failure(folder), write));
-    on_all_ranks(ranks, failure(folder), [&] {
+    run_on_all_ranks(ranks, failure(folder), [&] {
       if (first) commit(folder, manifest, keep);
-      return std::string();
     });
   } catch (...) {
     if (first) give_up(folder, manifest.folder);
@@ -303,12 +297,11 @@ PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& 
   state.folder = folder;
   state.keep = keep;
   state.manifest = prepare(strategy, folder, info, keep, "while training goes on");
-  on_all_ranks(ranks_, failure(folder), [&] {
+  run_on_all_ranks(ranks_, failure(folder), [&] {
     visit_tensors(strategy, state.manifest, /*with_bytes=*/true,
                   [&](const std::string& name, const at::Tensor& tensor) {
                     state.tensors.emplace_back(name, tensor.cpu().clone());
                   });
-    return std::string();
   });
   thread_ = std::thread([&state, path = file_of(ranks_, folder, state.manifest)] {
     state.answer = dist::answer_of([&] {

@@ -1,6 +1,5 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
@@ -11,6 +10,7 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/state_dict.hpp>
+#include <zero/io/weights_fit.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/safetensors/format.hpp>
@@ -18,7 +18,7 @@
 namespace zero::io {
 namespace {
 
-using checkpoint::buffer_tensors;
+using checkpoint::buffers_of;
 using safetensors::NamedTensors;
 using safetensors::Spec;
 
@@ -48,53 +48,11 @@ Source source_of(const safetensors::Folder& folder) {
   return source;
 }
 
+// Of parameters and buffers.
 std::vector<Spec> specs_of(train::Strategy& strategy) {
-  std::vector<Spec> specs;
-  for (const nn::Parameter& p : strategy.list().parameters) {
-    specs.push_back({p.name, p.tensor.scalar_type(), p.whole_sizes()});
-  }
-  for (const auto& b : strategy.model().module().named_buffers()) {
-    specs.push_back({b.key(), b.value().scalar_type(), b.value().sizes().vec()});
-  }
+  std::vector<Spec> specs = io::specs_of(strategy.list());
+  for (const Spec& buffer : safetensors::specs_of(buffers_of(strategy))) specs.push_back(buffer);
   return specs;
-}
-
-// Throws an error that names every difference, or the first ones.
-void check_fit(const std::vector<Spec>& given, const std::vector<Spec>& model) {
-  std::vector<std::string> problems;
-  std::map<std::string, Spec> found;
-  for (const Spec& spec : given) {
-    if (!found.emplace(spec.name, spec).second) {
-      problems.push_back(fmt::format("'{}' is there twice", spec.name));
-    }
-  }
-  for (const Spec& right : model) {
-    const auto at = found.find(right.name);
-    const std::string shape = safetensors::shape_text(right.shape);
-    if (at == found.end()) {
-      problems.push_back(fmt::format("'{}' {} is missing", right.name, shape));
-      continue;
-    }
-    const Spec& spec = at->second;
-    if (spec.shape != right.shape) {
-      problems.push_back(fmt::format("'{}' has the shape {}, the model's is {}", spec.name,
-                                     safetensors::shape_text(spec.shape), shape));
-    } else if (spec.dtype != right.dtype && !safetensors::convertible(spec.dtype, right.dtype)) {
-      problems.push_back(fmt::format("'{}' is {}, which is not converted to {}", spec.name,
-                                     c10::toString(spec.dtype), c10::toString(right.dtype)));
-    }
-    found.erase(at);
-  }
-  for (const auto& [name, spec] : found) {
-    problems.push_back(fmt::format("'{}' is none of the model's", name));
-  }
-  constexpr std::size_t kShown = 8;
-  if (problems.empty()) return;
-  const std::size_t more = problems.size() > kShown ? problems.size() - kShown : 0;
-  problems.resize(problems.size() - more);
-  throw Error(fmt::format("these are not the weights of this model: {}{}",
-                          fmt::join(problems, "; "),
-                          more > 0 ? fmt::format("; and {} more", more) : ""));
 }
 
 // Writes the values of rank 0 into the parameters, unit by unit, and into the buffers. An error of
@@ -124,15 +82,12 @@ void put(train::Strategy& strategy, const Source& source) {
       p.tensor.detach().copy_(p.placement.part_of(values));
     }
   }
-  const std::vector<at::Tensor> buffers = buffer_tensors(strategy);
-  const auto named = strategy.model().module().named_buffers();
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    buffers[i].copy_(sent(named[i].key(), buffers[i].sizes(), buffers[i].scalar_type()));
+  for (const auto& [name, buffer] : buffers_of(strategy)) {
+    buffer.copy_(sent(name, buffer.sizes(), buffer.scalar_type()));
   }
   strategy.passes().weights_changed();
-  dist::on_all_ranks(ranks, "some weights are loaded and some are not, discard the model", [&] {
+  dist::run_on_all_ranks(ranks, "some weights are loaded and some are not, discard the model", [&] {
     if (problem) std::rethrow_exception(problem);
-    return std::string();
   });
 }
 
@@ -140,14 +95,13 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
   const dist::CallScope call(strategy.mesh().world(), "io::load_weights");
   dist::Communicator& ranks = strategy.mesh().world();
   Source source;
-  dist::on_all_ranks(ranks, what, [&] {
+  dist::run_on_all_ranks(ranks, what, [&] {
     if (strategy.mesh().pipeline().size() > 1) {
       throw Error("the model is split over a pipeline axis: load a checkpoint instead");
     }
-    if (ranks.rank() != 0) return std::string();
+    if (ranks.rank() != 0) return;
     source = open();
-    check_fit(source.specs, specs_of(strategy));
-    return std::string();
+    fit_weights("these weights", source.specs, specs_of(strategy));
   });
   put(strategy, source);
 }
@@ -172,22 +126,18 @@ NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
     }
   }
   if (!keeps) return dict;
-  for (const auto& b : strategy.model().module().named_buffers()) {
-    dict.emplace_back(b.key(), copy_of(b.value()));
-  }
+  for (const auto& [name, buffer] : buffers_of(strategy)) dict.emplace_back(name, copy_of(buffer));
   return dict;
 }
 
 std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy) {
   std::map<std::string, train::ParameterShard> shards;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const checkpoint::FlatShard mine = checkpoint::flat_shard_of(strategy.local_shard(i));
-    if (!mine.values.defined()) continue;
-    shards[strategy.list().parameters[i].name] = {copy_of(mine.values), mine.begin};
+    const train::ParameterShard mine = checkpoint::flat(strategy.local_shard(i));
+    if (!mine.tensor.defined()) continue;
+    shards[strategy.list().parameters[i].name] = {copy_of(mine.tensor), mine.begin};
   }
-  for (const auto& b : strategy.model().module().named_buffers()) {
-    shards[b.key()] = {copy_of(b.value()), 0};
-  }
+  for (const auto& [name, buffer] : buffers_of(strategy)) shards[name] = {copy_of(buffer), 0};
   return shards;
 }
 

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
+#include <zero/io/weights_fit.hpp>
 #include <zero/nn/llama_config.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/safetensors/safetensors.hpp>
@@ -13,10 +15,8 @@ namespace zero::io {
 
 /// How a folder of weights may differ from the model that reads it.
 struct StoredValuesOptions {
-  /// Parameters that the folder may lack; nn::SeededValues draws them.
-  std::vector<std::string> may_be_missing;
-  /// Tensors that the folder may have and the model does not; they are not read.
-  std::vector<std::string> may_be_left_over;
+  /// nn::SeededValues draws what is missing; what is left over is not read.
+  WeightsFit may;
   std::uint64_t seed = 0;  ///< of the parameters that are missing
 };
 
@@ -42,14 +42,14 @@ class StoredValues final : public nn::ParameterSource {
   /// Opens the folder and compares it with `list`; reads no values yet.
   /// @throws zero::Error as safetensors::Folder, and if a parameter has no tensor, a tensor has no
   /// parameter (unless `options` allow it), or shape or dtype do not fit. The message names the
-  /// tensors, at most four of them, their files, and what they should be.
+  /// tensors, at most eight of them, their files, and what they should be.
   StoredValues(const std::filesystem::path& folder, const nn::ParameterList& list,
-               StoredValuesOptions options = {});
+               const StoredValuesOptions& options = {});
 
   void fill(const nn::Parameter& parameter, at::Tensor& out) override;
 
   /// Parameters that are not in the folder and are drawn from the seed.
-  const std::vector<std::string>& missing() const { return missing_; }
+  const std::vector<std::string>& missing() const { return fit_.missing; }
 
   /// What is read, converted, drawn and left over, in a sentence or two for the user:
   /// "290 tensors from DIR: bfloat16, converted to float32".
@@ -59,10 +59,9 @@ class StoredValues final : public nn::ParameterSource {
   safetensors::Folder folder_;
   nn::SeededValues seeded_;
   std::uint64_t seed_;
-  std::vector<std::string> missing_;
-  std::vector<std::string> left_over_;
-  std::vector<std::string> conversions_;  // "bfloat16, converted to float32", each once
-  std::size_t read_ = 0;                  // number of tensors
+  WeightsFit fit_;
+  std::set<std::string> conversions_;  // "bfloat16, converted to float32"
+  std::size_t read_ = 0;               // number of tensors
 };
 
 }  // namespace zero::io

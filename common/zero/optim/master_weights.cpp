@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -53,26 +52,18 @@ class MasterWeights final : public Optimizer {
   MasterWeights(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters) {
     // Two optimizers of the same kind, both made over all parameters, so that their groups are the
     // same; then each forgets the other's parameters.
-    std::vector<at::Tensor> masters;
-    std::unordered_set<const at::TensorImpl*> ours;
     for (const at::Tensor& p : parameters) {
-      if (!is_half(p)) {
-        masters.push_back(p);
-        others_.push_back(p);
-        continue;
-      }
-      const TwoByteSlot slot = without_master(p);
-      slots_.add(slot);
-      masters.push_back(slot.master);
-      ours.insert(slot.master.unsafeGetTensorImpl());
+      is_half(p) ? slots_.add(without_master(p)) : others_.push_back(p);
     }
     keeps_masters_ = !slots_.empty();
-    of_masters_ = make(masters);
+    of_masters_ = make(parameters);
     if (of_masters_->is_offloaded()) {
       throw Error("with_offload() goes around with_master_weights(), not into it");
     }
-    of_masters_->narrow(
-        [&](const at::Tensor& t) { return ours.contains(t.unsafeGetTensorImpl()); });
+    of_masters_->replace([this](const at::Tensor& p) {
+      const TwoByteSlot* const slot = slots_.find(p);
+      return slot == nullptr ? at::Tensor() : slot->master;
+    });
     of_others_ = make(parameters);
     // It would average in every batch, and not what the parameter is.
     if (keeps_masters_ && has_weight_average(*of_masters_)) {

@@ -18,20 +18,17 @@ std::vector<std::vector<at::Tensor>> split_by_name(
     if (place_of(item.value()) == all.end()) all.emplace_back(item.key(), item.value());
   }
   std::vector<std::vector<at::Tensor>> result(groups);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    auto found = place_of(parameters[i]);
-    if (found == all.end() && parameters.size() == all.size()) {
-      found = all.begin() + static_cast<std::ptrdiff_t>(i);
-    }
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = place_of(parameter);
     if (found == all.end()) {
       throw Error("groups by name: a parameter of the model is not one of the module's");
     }
-    const std::size_t group = rule(found->first, parameters[i]);
+    const std::size_t group = rule(found->first, parameter);
     if (group >= groups) {
       throw Error(fmt::format("parameter '{}' in group {}, and there are {}, from 0", found->first,
                               group, groups));
     }
-    result[group].push_back(parameters[i]);
+    result[group].push_back(parameter);
   }
   return result;
 }

@@ -12,9 +12,8 @@ namespace zero::optim {
 /// Chooses the group of a parameter, an index, by its dotted path in the module and its shape.
 using GroupRule = std::function<std::size_t(const std::string& name, const at::Tensor& parameter)>;
 
-/// The members of each of `groups` groups, in the order of `parameters`: parameters of the module
-/// with these names, or as many others in the same order (the float32 copies of
-/// optim::with_master_weights()). A tied parameter has its first name. Acts on this rank alone; a
+/// The members of each of `groups` groups, in the order of `parameters`: some of the module's,
+/// which have the names `named`. A tied parameter has its first name. Acts on this rank alone; a
 /// strategy compares the groups of all ranks.
 /// @throws zero::Error for a parameter that the module does not have, and, by its name, for one
 /// for which the rule chooses a group that there is not.

@@ -1,11 +1,14 @@
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/flatten_dense_tensors.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/unflatten_dense_tensors.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -63,15 +66,9 @@ void AveragedGradients::add_up_over_tensor_axis() {
   }
   for (const auto& [type, gradients] : by_type) {
     const memory::Charge charge(memory::Category::kCommunication);
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor& gradient : gradients) flat.push_back(gradient.flatten());
-    const at::Tensor all = at::cat(flat);
+    const at::Tensor all = at::flatten_dense_tensors(gradients);
     mesh_.tensor().all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, type_}).wait();
-    std::int64_t begin = 0;
-    for (const at::Tensor& gradient : gradients) {
-      gradient.copy_(all.narrow(0, begin, gradient.numel()).view(gradient.sizes()));
-      begin += gradient.numel();
-    }
+    at::_foreach_copy_(gradients, at::unflatten_dense_tensors(all, gradients));
   }
 }
 
@@ -225,13 +222,8 @@ void AveragedGradients::multiply(double factor) {
 
 void AveragedGradients::scale(double factor) {
   norms_.clear();
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // a kernel takes one
-  for (const at::Tensor& gradient : own().gradients) {
-    by_type[gradient.scalar_type()].push_back(gradient);
-  }
-  for (auto& [type, gradients] : by_type) {
-    if (factor != 1.0) at::_foreach_mul_(gradients, factor);
-  }
+  const std::vector<at::Tensor> gradients = own().gradients;
+  if (factor != 1.0 && !gradients.empty()) at::_foreach_mul_(gradients, factor);
 }
 
 bool AveragedGradients::take_suspicion() {
@@ -257,22 +249,6 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   return stage_.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
-// For each rank of the data axis, one after the other: the place of its first gradient that is not
-// finite (or the number of parameters), and a flag for each rank: whether it has seen that rank to
-// be the source of one. The ranks of a tensor or pipeline axis have theirs put together.
-std::vector<double> AveragedGradients::first_and_sources() {
-  std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
-  for (const bool from : sources_) mine.push_back(from ? 1 : 0);
-  for (dist::Communicator* const axis : {&mesh_.tensor(), &mesh_.pipeline()}) {
-    const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
-    for (std::size_t k = 0; k < all.size(); ++k) {
-      double& of_all = mine[k % mine.size()];
-      of_all = k % mine.size() == 0 ? std::min(of_all, all[k]) : std::max(of_all, all[k]);
-    }
-  }
-  return dist::all_gather_scalars(mesh_.data(), mine);
-}
-
 // Whether a gradient may be infinite or NaN; the same on all ranks.
 bool AveragedGradients::must_look() {
   const bool checked = mesh_.data().checks_gradients() &&
@@ -285,22 +261,26 @@ bool AveragedGradients::must_look() {
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
   if (!must_look()) return std::nullopt;
-  const std::vector<double> all = first_and_sources();
+  // Of each rank: its place on the data axis, that of its first gradient that is not finite in the
+  // whole model, and a flag for each data rank that it has seen to be the source of one.
+  std::vector<double> mine = {static_cast<double>(mesh_.data().rank()),
+                              static_cast<double>(first_nonfinite_here())};
+  for (const bool from : sources_) mine.push_back(from ? 1 : 0);
+  const std::vector<double> all = dist::all_gather_scalars(mesh_.world(), mine);
   const nn::ParameterList& whole = stage_.whole();
-  const std::size_t none = whole.size();
-  const std::size_t ranks = sources_.size();
-  std::size_t first = none;
-  std::vector<int> holders, sources;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const auto of_rank = static_cast<std::size_t>(all[r * (ranks + 1)]);
-    first = std::min(first, of_rank);
-    if (of_rank < none) holders.push_back(static_cast<int>(r));
-    bool is_source = false;
-    for (std::size_t by = 0; by < ranks; ++by) is_source |= all[by * (ranks + 1) + 1 + r] != 0;
-    if (is_source) sources.push_back(static_cast<int>(r));
+  std::size_t first = whole.size();
+  std::set<int> holders, sources;
+  for (std::size_t of_rank = 0; of_rank < all.size(); of_rank += mine.size()) {
+    const auto place = static_cast<std::size_t>(all[of_rank + 1]);
+    first = std::min(first, place);
+    if (place < whole.size()) holders.insert(static_cast<int>(all[of_rank]));
+    for (std::size_t r = 0; r < sources_.size(); ++r) {
+      if (all[of_rank + 2 + r] != 0) sources.insert(static_cast<int>(r));
+    }
   }
-  if (first == none) return std::nullopt;
-  return NonfiniteGradient{whole.parameters[first].name, sources.empty() ? holders : sources};
+  if (first == whole.size()) return std::nullopt;
+  const std::set<int>& ranks = sources.empty() ? holders : sources;
+  return NonfiniteGradient{whole.parameters[first].name, {ranks.begin(), ranks.end()}};
 }
 
 }  // namespace zero::train

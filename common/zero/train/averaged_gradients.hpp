@@ -93,7 +93,6 @@ class AveragedGradients {
   bool has_doubles() const;
   std::size_t first_nonfinite_here();
   bool must_look();
-  std::vector<double> first_and_sources();
 
   const nn::ParameterList& list_;
   const StageOfModel& stage_;

@@ -36,7 +36,7 @@ void with_averaged_weights(Strategy& strategy, const std::function<void()>& func
   dist::Communicator& ranks = strategy.mesh().world();
   const dist::CallScope call(ranks, "train::with_averaged_weights");
   std::vector<at::Tensor> averages(strategy.list().size());
-  dist::on_all_ranks(ranks, "the averaged weights cannot be shown", [&] {
+  dist::run_on_all_ranks(ranks, "the averaged weights cannot be shown", [&] {
     for (std::size_t i = 0; i < averages.size(); ++i) {
       if (strategy.stage_of_model().is_copy(i)) {
         throw Error("the first and the last stage share a parameter, and only one averages it");
@@ -44,7 +44,6 @@ void with_averaged_weights(Strategy& strategy, const std::function<void()>& func
       const at::Tensor mine = strategy.piece(i).tensor;
       if (mine.defined()) averages[i] = optim::weight_average(strategy.optimizer(), mine);
     }
-    return std::string();
   });
   const std::vector<at::Tensor> weights = put_in(strategy, averages);
   const std::string answer = dist::answer_of([&] {

@@ -112,7 +112,10 @@ HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList
     : model_(arguments.model),
       list_(list),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode) {
-  for (const nn::Parameter& p : list_.parameters) origins_.push_back(storage_of(p.tensor));
+  for (const nn::Parameter& p : list_.parameters) {
+    origins_.emplace_back(p.tensor);
+    had_storage_.push_back(memory::has_storage(p.tensor));
+  }
   nn::set_holder(model_, mode_, before_read);
 }
 
@@ -127,10 +130,6 @@ HeldModel::~HeldModel() {
   }
 }
 
-HeldModel::Storage HeldModel::storage_of(const at::Tensor& tensor) {
-  return {tensor.storage().unsafeGetStorageImpl(), memory::has_storage(tensor)};
-}
-
 // True if every parameter is whole in storage of its own, or still as the strategy got it, because
 // the constructor of the chapter's class threw early.
 bool HeldModel::is_whole() const {
@@ -138,10 +137,9 @@ bool HeldModel::is_whole() const {
   bool whole = true;
   for (std::size_t i = 0; i < list_.size(); ++i) {
     const at::Tensor& p = list_.parameters[i].tensor;
-    const Storage now = storage_of(p);
-    untouched =
-        untouched && now.address == origins_[i].address && now.has_bytes == origins_[i].has_bytes;
-    whole = whole && now.has_bytes && p.storage().nbytes() == p.nbytes();
+    const bool has_storage = memory::has_storage(p);
+    untouched = untouched && Window(p) == origins_[i] && has_storage == had_storage_[i];
+    whole = whole && has_storage && p.storage().nbytes() == p.nbytes();
   }
   return whole || untouched;
 }

@@ -47,11 +47,6 @@ class HeldModel {
   void release(const std::vector<at::Tensor>& values);
 
  private:
-  struct Storage {
-    const void* address;
-    bool has_bytes;
-  };
-  static Storage storage_of(const at::Tensor& tensor);
   // The part of its storage that a tensor is.
   struct Window {
     explicit Window(const at::Tensor& tensor);
@@ -65,8 +60,9 @@ class HeldModel {
   nn::Model& model_;
   const nn::ParameterList& list_;
   std::string mode_;
-  std::vector<Storage> origins_;  // by parameter, as the strategy got them
-  std::vector<Window> windows_;   // by parameter, from note_storages()
+  std::vector<Window> origins_;    // by parameter, as the strategy got them
+  std::vector<bool> had_storage_;  // the same
+  std::vector<Window> windows_;    // by parameter, from note_storages()
   bool released_ = false;
 };
 

@@ -1,8 +1,5 @@
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -10,6 +7,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/keys.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/train/mode_options.hpp>
 #include <zero/train/overlap_options.hpp>
 
@@ -34,12 +32,7 @@ void add_setting(Json& settings, std::set<std::string>& given, const std::string
 }
 
 std::string contents_of(const std::string& path) {
-  std::ifstream file(path);
-  std::error_code ignored;
-  if (!file || std::filesystem::is_directory(path, ignored)) {
-    throw Error(fmt::format("the engine configuration '{}' cannot be read", path));
-  }
-  return {std::istreambuf_iterator<char>(file), {}};
+  return base::read_file(path, fmt::format("the engine configuration '{}'", path));
 }
 
 // The rest of `text` after `key`, if it begins with `key`.

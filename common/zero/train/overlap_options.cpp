@@ -5,15 +5,8 @@
 namespace zero {
 
 void declare(base::Keys& keys, OverlapOptions& o) {
-  keys.field(
-      "stage",
-      [&keys, &o](const base::Keys::Json& value) {
-        if (!value.is_number_integer() || value < 0 || value > 3) {
-          keys.refuse("stage", value, "0, 1, 2 or 3");
-        }
-        o.stage = value.get<int>();
-      },
-      [&o] { return base::Keys::Json(o.stage); });
+  keys.count_if(
+      "stage", [](std::int64_t n) { return 0 <= n && n <= 3; }, "0, 1, 2 or 3", o.stage);
   keys.mib("bucket_mib", o.bucket_bytes);
   keys.mib("in_flight_mib", o.in_flight_bytes);
   keys.count_or("lookahead", "auto", kAutoLookahead, o.lookahead);

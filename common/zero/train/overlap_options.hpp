@@ -18,7 +18,7 @@ inline constexpr std::int64_t kHybridThreshold = 100'000'000;
 /// How much is sharded, and when things are sent.
 struct OverlapOptions {
   /// 0: nothing is sharded. 1, 2, 3: optimizer states, gradients, parameters as well.
-  int stage = 3;
+  std::int64_t stage = 3;
   /// Gradients of a unit are sent in buckets of at most this many bytes. A bucket never spans
   /// units; a larger parameter has a bucket of its own.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;

@@ -146,10 +146,8 @@ void Strategy::optimizer_step() {
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
   // The rank that fails refuses the next update and the next save, too, and with it all ranks do.
-  dist::on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", [this] {
-    optimizer_->step();
-    return std::string();
-  });
+  dist::run_on_all_ranks(mesh_.world(), "the update failed, load a checkpoint",
+                         [this] { optimizer_->step(); });
 }
 
 void Strategy::zero_grad() {

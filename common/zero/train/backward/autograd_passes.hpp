@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -13,7 +14,6 @@
 #include <zero/train/backward/backward_schedule.hpp>
 #include <zero/train/backward/forward_records.hpp>
 #include <zero/train/backward/pass_hooks.hpp>
-#include <zero/train/backward/unit_call.hpp>
 #include <zero/train/backward/unit_use.hpp>
 #include <zero/train/parameter_shard.hpp>
 
@@ -59,6 +59,7 @@ class AutogradPasses : private nn::UnitHooks {
   /// that trained and in its backward(). So it gathers and reduces what a rank with a batch does,
   /// and its own gradients are zeros. forward() returns 0.
   void set_repeats(bool repeats) { repeats_ = repeats; }
+  bool repeats() const { return repeats_; }
   /// Whether there are such calls.
   bool can_repeat() const { return !forward_calls_.empty(); }
 
@@ -71,6 +72,16 @@ class AutogradPasses : private nn::UnitHooks {
   void observe_gradients(GradientObserver observer) { observer_ = std::move(observer); }
 
  private:
+  // A call of a unit's hook (nn::UnitHooks), and the state of the thread that made it. The calls of
+  // a pass decide what it gathers and reduces.
+  struct UnitCall {
+    enum class Hook : std::uint8_t { kPreForward, kPostForward, kPreBackward, kRecordsBackward };
+    Hook hook;
+    std::size_t unit;
+    bool with_graph;  // c10::GradMode
+    bool suppressed;  // nn::SuppressGradientHooks: in a checkpoint that runs again
+  };
+
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;

@@ -113,9 +113,18 @@ at::Tensor FlatParameters::my_shard_of(const at::Tensor& buffer) const {
   return buffer.narrow(0, communicator_->rank() * layout_.shard(), layout_.shard());
 }
 
+// The elements of member `m` that lie in this rank's shard, in the whole buffer and in a shard.
+at::Tensor FlatParameters::mine_of_full(std::size_t m) const {
+  return full_.narrow(0, layout_.offset(m) + my_range(m).begin, my_range(m).size);
+}
+
+at::Tensor FlatParameters::mine_of_shard(const at::Tensor& shard, std::size_t m) const {
+  return shard.narrow(0, my_range(m).in_shard, my_range(m).size);
+}
+
 // Whether the whole parameter uses the bytes of this rank's shard, in which all of it lies.
 bool FlatParameters::uses_shard(std::size_t m) const {
-  return !rounds() && layout_.range(m, communicator_->rank()).size == layout_.size(m);
+  return !rounds() && my_range(m).size == layout_.size(m);
 }
 
 // ---- parameters
@@ -176,10 +185,9 @@ void FlatParameters::make_pieces() {
       pieces_[m] = {tensor(m), 0};
       continue;
     }
-    const auto mine = layout_.range(m, communicator_->rank());
     // A frozen parameter is sharded like the others, but not updated.
-    if (!trainable_ || mine.size == 0) continue;
-    pieces_[m] = {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+    const at::Tensor mine = mine_of_shard(shard_, m);
+    if (trainable_ && mine.numel() > 0) pieces_[m] = {mine, my_range(m).begin};
   }
 }
 
@@ -217,17 +225,12 @@ void FlatParameters::start_refresh() {
 void FlatParameters::gather_into_buffer() {
   parameters_ = Parameters::kGathering;
   rounded_ = false;
-  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) copy_own_part(m);
+  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
+    // The part that this rank keeps of a parameter that lies in several shards.
+    if (!uses_shard(m)) mine_of_full(m).copy_(mine_of_shard(shard_, m));
+  }
   gathering_ =
       communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
-}
-
-// The part that this rank keeps of a parameter that lies in several shards.
-void FlatParameters::copy_own_part(std::size_t m) {
-  const auto mine = layout_.range(m, communicator_->rank());
-  if (mine.size == 0 || uses_shard(m)) return;
-  full_.narrow(0, layout_.offset(m) + mine.begin, mine.size)
-      .copy_(shard_.narrow(0, mine.in_shard, mine.size));
 }
 
 void FlatParameters::finish_gather() {
@@ -265,9 +268,7 @@ void FlatParameters::reshard() {
 // other ranks are there too, so that a read in the wrong place is an error on all ranks.
 void FlatParameters::show_own_members() {
   for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
-    if (!uses_shard(m)) continue;
-    const auto mine = layout_.range(m, communicator_->rank());
-    memory::borrow_storage(own_members_[m], shard_.narrow(0, mine.in_shard, mine.size));
+    if (uses_shard(m)) memory::borrow_storage(own_members_[m], mine_of_shard(shard_, m));
   }
 }
 
@@ -323,10 +324,7 @@ void FlatParameters::keep_shard_of_buffer() {
   if (!shards_parameters()) return;  // the shard is a part of the buffer
   wait_gather();
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const auto mine = layout_.range(m, communicator_->rank());
-    if (mine.size == 0 || uses_shard(m)) continue;
-    shard_.narrow(0, mine.in_shard, mine.size)
-        .copy_(full_.narrow(0, layout_.offset(m) + mine.begin, mine.size));
+    if (!uses_shard(m)) mine_of_shard(shard_, m).copy_(mine_of_full(m));
   }
   if (!parameter_transfer_) return;
   my_shard_of(full_).copy_(shard_);  // of members that use the shard, the buffer has old values
@@ -335,9 +333,8 @@ void FlatParameters::keep_shard_of_buffer() {
 
 ParameterShard FlatParameters::local_shard(std::size_t m) const {
   if (!shards_parameters()) return {memory::raw(tensor(m)), 0};
-  const auto mine = layout_.range(m, communicator_->rank());
-  if (mine.size == 0) return {};
-  return {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+  const at::Tensor mine = mine_of_shard(shard_, m);
+  return mine.numel() == 0 ? ParameterShard{} : ParameterShard{mine, my_range(m).begin};
 }
 
 // ---- gradients
@@ -439,10 +436,10 @@ ReducedShard FlatParameters::finish_reduce() {
     drop_full_gradient();
   }
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const auto mine = layout_.range(m, communicator_->rank());
-    if (mine.size == 0) continue;
     // The optimizer holds these tensors since shard_optimizer().
-    pieces_[m].tensor.mutable_grad() = shard.narrow(0, mine.in_shard, mine.size);
+    if (pieces_[m].tensor.defined()) {
+      pieces_[m].tensor.mutable_grad() = mine_of_shard(shard, m);
+    }
   }
   return {shard, sum.defined() ? sum : shard, gradient_transfer_.get()};
 }

@@ -183,6 +183,11 @@ class FlatParameters {
   const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
   at::Tensor view_of(const at::Tensor& buffer, std::size_t m) const;
   at::Tensor my_shard_of(const at::Tensor& buffer) const;
+  ShardLayout::Range my_range(std::size_t m) const {
+    return layout_.range(m, communicator_->rank());
+  }
+  at::Tensor mine_of_full(std::size_t m) const;
+  at::Tensor mine_of_shard(const at::Tensor& shard, std::size_t m) const;
   std::int64_t reduced_shard_bytes() const;
   bool rounds() const { return parameter_transfer_ && parameter_transfer_->rounds(); }
   bool uses_shard(std::size_t m) const;
@@ -190,7 +195,6 @@ class FlatParameters {
   void make_pieces();
   void show_own_members();
   void hide_own_members();
-  void copy_own_part(std::size_t m);
   void gather_into_buffer();
   bool note_writes();
   void note_versions();

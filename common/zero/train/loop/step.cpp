@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <limits>
+#include <set>
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
@@ -87,6 +88,31 @@ void Step::backward(at::Tensor loss, bool is_last) {
   strategy_.backward(loss);
   loss = at::Tensor();
   strategy_.finish_backward();
+}
+
+double Step::mean_loss(const std::vector<double>& losses, const std::vector<double>& terms,
+                       double all_terms) const {
+  // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
+  // on which rank has it.
+  std::vector<double> mine;
+  for (std::size_t m = 0; m < losses.size(); ++m) {
+    const bool finite = std::isfinite(losses[m]);
+    mine.push_back(finite ? losses[m] * terms[m] : 0.0);
+    mine.push_back(finite ? 0.0 : 1.0);
+  }
+  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
+  double sum = 0;
+  std::set<int> not_finite;
+  for (std::size_t m = 0; m < losses.size(); ++m) {
+    double of_ranks = 0;
+    for (std::size_t at = 2 * m; at < all.size(); at += mine.size()) {
+      of_ranks += all[at];
+      if (all[at + 1] != 0.0) not_finite.insert(static_cast<int>(at / mine.size()));
+    }
+    sum += of_ranks;
+  }
+  if (not_finite.empty()) return sum / all_terms;
+  throw Error(loss_not_finite(number(), ranks_text({not_finite.begin(), not_finite.end()})));
 }
 
 bool Step::end(const Calls& calls) {

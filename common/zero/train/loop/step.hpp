@@ -53,6 +53,11 @@ class Step {
   /// Runs autograd. After the last micro-batch gradients are averages. Blocks.
   void backward(at::Tensor loss, bool is_last);
 
+  /// The mean over all terms of the step, `all_terms`, given this rank's losses and the terms of
+  /// each. Called by all ranks; blocks. Throws zero::Error on all of them if a loss is not finite.
+  double mean_loss(const std::vector<double>& losses, const std::vector<double>& terms,
+                   double all_terms) const;
+
   struct Calls {
     std::function<void()> verify;  ///< throws, on all ranks, if no rank may update
     std::function<void()> sync;    ///< after an update: Strategy::sync_parameters()

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cmath>
-#include <set>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -63,10 +61,10 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const std::vector<double> losses = run_micro_batches(
       micro_batches, all_terms, [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
   memory::mark("optimizer");
-  const bool updated = step_.end(
-      {.verify = [&] { result.loss = loss_of_all_ranks(losses, micro_batches) / all_terms; },
-       .sync = [this] { sync_parameters(); },
-       .drop = [this] { strategy_.zero_grad(); }});
+  const bool updated =
+      step_.end({.verify = [&] { result.loss = mean_loss(losses, micro_batches, all_terms); },
+                 .sync = [this] { sync_parameters(); },
+                 .drop = [this] { strategy_.zero_grad(); }});
   watch.end_of(&PhaseSeconds::optimizer);
   result.skipped = !updated;
   if (updated) result.gradient_norm = step_.gradient_norm();
@@ -94,7 +92,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   const dist::CallScope call(strategy_.mesh().world(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
-  return loss_of_all_ranks(run_forward(batches), batches) / all_terms;
+  return mean_loss(run_forward(batches), batches, all_terms);
 }
 
 std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
@@ -136,30 +134,11 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
                   steps()));
 }
 
-// The sum over all ranks and batches. Throws zero::Error on all of them if a loss is not finite.
-double Trainer::loss_of_all_ranks(const std::vector<double>& losses,
-                                  const std::vector<data::Batch>& batches) {
-  // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
-  // on which rank has it.
-  std::vector<double> mine;
-  for (std::size_t m = 0; m < losses.size(); ++m) {
-    const bool finite = std::isfinite(losses[m]);
-    mine.push_back(finite ? losses[m] * static_cast<double>(batches[m].loss_terms) : 0.0);
-    mine.push_back(finite ? 0.0 : 1.0);
-  }
-  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
-  double sum = 0;
-  std::set<int> not_finite;
-  for (std::size_t m = 0; m < losses.size(); ++m) {
-    double of_ranks = 0;
-    for (std::size_t at = 2 * m; at < all.size(); at += mine.size()) {
-      of_ranks += all[at];
-      if (all[at + 1] != 0.0) not_finite.insert(static_cast<int>(at / mine.size()));
-    }
-    sum += of_ranks;
-  }
-  if (not_finite.empty()) return sum;
-  throw Error(loss_not_finite(steps(), ranks_text({not_finite.begin(), not_finite.end()})));
+double Trainer::mean_loss(const std::vector<double>& losses,
+                          const std::vector<data::Batch>& batches, double all_terms) {
+  std::vector<double> terms;
+  for (const data::Batch& batch : batches) terms.push_back(static_cast<double>(batch.loss_terms));
+  return step_.mean_loss(losses, terms, all_terms);
 }
 
 }  // namespace zero::train

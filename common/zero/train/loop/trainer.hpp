@@ -90,8 +90,8 @@ class Trainer {
 
  private:
   at::Tensor forward(const data::Batch& batch);
-  double loss_of_all_ranks(const std::vector<double>& losses,
-                           const std::vector<data::Batch>& batches);
+  double mean_loss(const std::vector<double>& losses, const std::vector<data::Batch>& batches,
+                   double all_terms);
 
   Strategy& strategy_;
   Step step_;

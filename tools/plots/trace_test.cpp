@@ -1,3 +1,5 @@
+#include "trace.hpp"
+
 #include <ATen/record_function.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
@@ -5,9 +7,8 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/train/trace.hpp>
 
-namespace zero::train {
+namespace zero::plots {
 namespace {
 
 using testing::on_ranks;
@@ -118,4 +119,4 @@ TEST(Trace, UnwritableFileIsAnError) {
 }
 
 }  // namespace
-}  // namespace zero::train
+}  // namespace zero::plots

@@ -5,7 +5,7 @@
 
 #include <zero/distributed/communicator.hpp>
 
-namespace zero::train {
+namespace zero::plots {
 
 /// Records what this process runs between construction and finish(), by LibTorch's profiler, as a
 /// Chrome trace: every operation, the collectives, and the named ranges of trainer and strategies
@@ -37,4 +37,4 @@ class Trace {
   std::vector<dist::Activity> activities_;
 };
 
-}  // namespace zero::train
+}  // namespace zero::plots

@@ -1,3 +1,5 @@
+#include "trace.hpp"
+
 #include <fmt/format.h>
 #include <stdlib.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -9,9 +11,8 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
-#include <zero/train/trace.hpp>
 
-namespace zero::train {
+namespace zero::plots {
 namespace {
 
 namespace fs = std::filesystem;
@@ -112,4 +113,4 @@ void Trace::finish(const fs::path& file) {
   base::write_file(file, trace.dump());
 }
 
-}  // namespace zero::train
+}  // namespace zero::plots

@@ -1,0 +1,84 @@
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+
+#include <zero/base/error.hpp>
+#include <zero/io/weights_fit.hpp>
+#include <zero/safetensors/format.hpp>
+
+namespace zero::io {
+namespace {
+
+using safetensors::shape_text;
+using safetensors::shown;
+using safetensors::Spec;
+
+// Why `given` cannot become `right`; empty if it can.
+std::string misfit(const Spec& given, const Spec& right) {
+  if (given.shape != right.shape) {
+    return fmt::format("has the shape {}, the model's is {}", shape_text(given.shape),
+                       shape_text(right.shape));
+  }
+  if (safetensors::convertible(given.dtype, right.dtype)) return "";
+  return fmt::format("is {}, which is not converted to {}", c10::getDtypeNames(given.dtype).first,
+                     c10::getDtypeNames(right.dtype).first);
+}
+
+}  // namespace
+
+std::vector<Spec> specs_of(const nn::ParameterList& list) {
+  std::vector<Spec> specs;
+  for (const nn::Parameter& p : list.parameters) {
+    specs.push_back({p.name, p.tensor.scalar_type(), p.whole_sizes()});
+  }
+  return specs;
+}
+
+WeightsFit fit_weights(const std::string& what, const std::vector<Spec>& given,
+                       const std::vector<Spec>& model, const WeightsFit& allowed,
+                       const std::function<std::string(const std::string&)>& place) {
+  WeightsFit fit;
+  std::vector<std::string> problems;
+  // `name` goes to `list` if it may, else it is a problem.
+  const auto sort_in = [&](const std::string& name, const std::vector<std::string>& may,
+                           std::vector<std::string>& list, const std::string& problem) {
+    std::ranges::count(may, name) > 0 ? list.push_back(name) : problems.push_back(problem);
+  };
+  std::map<std::string, Spec> found;
+  for (const Spec& spec : given) {
+    if (found.emplace(spec.name, spec).second) continue;
+    problems.push_back(fmt::format("tensor {} is there twice", shown(spec.name)));
+  }
+  for (const Spec& right : model) {
+    const auto at = found.find(right.name);
+    if (at == found.end()) {
+      sort_in(right.name, allowed.missing, fit.missing,
+              fmt::format("tensor {} is missing; the model has it with the shape {}",
+                          shown(right.name), shape_text(right.shape)));
+      continue;
+    }
+    if (const std::string problem = misfit(at->second, right); !problem.empty()) {
+      problems.push_back(
+          fmt::format("tensor {}{} {}", shown(right.name), place(right.name), problem));
+    }
+    found.erase(at);
+  }
+  for (const auto& [name, spec] : found) {
+    sort_in(name, allowed.left_over, fit.left_over,
+            fmt::format("tensor {}{} is none of the model's", shown(name), place(name)));
+  }
+  if (problems.empty()) return fit;
+  constexpr std::size_t kShown = 8;
+  if (problems.size() > kShown) {
+    const std::string more = fmt::format("and {} more", problems.size() - kShown);
+    problems.resize(kShown);
+    problems.push_back(more);
+  }
+  throw Error(
+      fmt::format("{} are not those of this model:\n  {}", what, fmt::join(problems, "\n  ")));
+}
+
+}  // namespace zero::io

@@ -1,0 +1,117 @@
+// What is wrong on one rank, or differs, is an error on the ranks of all axes.
+
+#include <ATen/ops/randn_like.h>
+#include <gmock/gmock.h>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/pipeline_run.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/split_engine.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr auto kStages = {0, 1, 2, 3};
+
+TEST(OnATensorAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const TwoAxes axes(communicator, 2);
+    const bool culprit = communicator.rank() == 1;
+    for (const int stage : kStages) {
+      SCOPED_TRACE(stage);
+      SplitEngine run(axes, stage), undisturbed(axes, stage);
+      const at::Tensor loss = run.forward(0);
+      expect_error([&] { run.engine.backward(culprit ? loss.detach() : loss); },
+                   {"is not one number with a gradient on rank 1:"});
+      const at::Tensor weight = run.model->parameters().front();
+      weight.set_requires_grad(!culprit);
+      expect_error(
+          [&] { run.engine.backward(loss); },
+          {"ranks disagree about which parameters are trained: rank 0", "rank 1", "frozen"});
+      weight.set_requires_grad(true);
+      run.engine.backward(loss);
+      if (culprit) weight.mutable_grad().reset();
+      expect_error([&] { run.engine.step(); },
+                   {stage == 0 ? "what was done to gradients" : "was set or reset on rank 1"});
+      for (SplitEngine* both : {&run, &undisturbed}) both->step(1);
+      EXPECT_TRUE(same_bits(whole_weights(run.engine.strategy()),
+                            whole_weights(undisturbed.engine.strategy())));
+    }
+  });
+}
+
+// An engine over one stage of a pipeline. Its neighbours' tensors are made up.
+struct StageEngine {
+  StageEngine(const ThreeAxes& axes, int stage_of_zero)
+      : stage(pipeline_config(shape), axes.pipeline->rank(), axes.pipeline->size()),
+        engine(stage, axes.mesh, optim::adamw(), {.overlap = {.stage = stage_of_zero}}, &values),
+        rank(axes.data->rank()) {}
+  at::Tensor forward(int number) {
+    const data::Batch batch = pipeline_batch(shape, rank, number, 0);
+    pass = c10::make_intrusive<StagePass>();
+    pass->input = at::randn_like(stage.empty_activations(batch)).requires_grad_();
+    pass->output_gradient = at::randn_like(pass->input);
+    stage.set_pass(pass);
+    return engine.forward(batch);
+  }
+  bool step(int number) {
+    engine.backward(forward(number));
+    return engine.step();
+  }
+
+  PipelineShape shape{.tied = false};
+  nn::SeededValues values{3};
+  LlamaStage stage;
+  Engine engine;
+  int rank;
+  c10::intrusive_ptr<StagePass> pass;
+};
+
+TEST(OnAPipelineAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const ThreeAxes axes(communicator, 2);
+    const bool culprit = communicator.rank() == 1;
+    for (const int stage : kStages) {
+      SCOPED_TRACE(stage);
+      StageEngine run(axes, stage);
+      const at::Tensor loss = run.forward(0);
+      expect_error([&] { run.engine.backward(culprit ? loss.detach() : loss); },
+                   {"is not one number with a gradient on rank 1:"});
+      run.engine.backward(loss);
+      EXPECT_TRUE(run.engine.step());
+      EXPECT_TRUE(run.step(1));
+    }
+  });
+}
+
+TEST(OnAPipelineAxis, RanksJoinTogether) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const ThreeAxes axes(communicator, 2);
+    for (const int stage : kStages) {
+      StageEngine run(axes, stage);
+      // The second rank of the data axis has a batch less.
+      for (int number = 0; number < 3 - run.rank; ++number) run.step(number);
+      run.engine.join();
+      EXPECT_EQ(run.engine.steps(), 3);
+    }
+  });
+}
+
+TEST(OnAPipelineAxis, OneRankThatJoinsAloneIsAnErrorOnAll) {
+  const auto exits = ranks_ended({.world_size = 4}, [](dist::Communicator& communicator) {
+    const ThreeAxes axes(communicator, 2);
+    StageEngine run(axes, /*stage_of_zero=*/1);
+    run.step(0);
+    if (communicator.rank() == 0) run.engine.join();
+    run.step(1);
+    run.engine.join();
+  });
+  EXPECT_THAT(exits[0].output, HasSubstr("Engine::join"));
+  for (const auto& exit : exits) EXPECT_EQ(exit.exit_code, 1) << exit.rank;
+}
+
+}  // namespace
+}  // namespace zero::testing
