@@ -23,7 +23,6 @@ struct OffloadOptions {
 struct OffloadTraffic {
   std::int64_t read_bytes = 0;
   std::int64_t written_bytes = 0;
-  double seconds_waited = 0;  ///< for the disk, while there was nothing to compute
 };
 
 }  // namespace zero::optim

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <system_error>
 #include <utility>
 #define XXH_INLINE_ALL
@@ -109,10 +108,7 @@ void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t b
 
 void TileFile::finish() {
   if (!moving_.defined()) return;
-  const auto started = std::chrono::steady_clock::now();
   const std::string wrong = io_.finish();
-  traffic_.seconds_waited +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   const at::Tensor buffer = std::exchange(moving_, at::Tensor());
   if (!wrong.empty()) {
     std::string text;
