@@ -217,15 +217,15 @@ std::string disk_text(const Json& report, const Json& mode) {
   const double disk = number_in(mode, "disk_seconds_max"), step = number_in(mode, "step_seconds");
   const double compute = number_in(report, "compute_seconds");
   std::string text = fmt::format(
-      "{}: a step reads and writes {:.2f} MiB of each rank's optimizer states; the disk alone "
-      "takes {:.3f} s for that",
+      "{}: a step reads and writes {:.2f} MiB of a rank's optimizer states;\n  the disk alone "
+      "takes "
+      "{:.3f} s for that",
       mode["mode"].get<std::string>(), number_in(mode, "disk_bytes") / (1 << 20), disk);
   if (!(compute > 0)) return text;
-  const double limit = std::max(compute, disk);
   return text + fmt::format(
-                    ". Limit: max({:.3f} s without communication, disk) = {:.3f} s, {:.0f} "
-                    "% of the step's {:.3f} s",
-                    compute, limit, 100 * limit / step, step);
+                    ", a step without communication {:.3f} s; the longer is {:.0f} % of the step's "
+                    "{:.3f} s",
+                    compute, 100 * std::max(compute, disk) / step, step);
 }
 
 std::string to_text(const Json& report, bool wide) {

@@ -334,7 +334,7 @@ TEST(Offloaded, StatesCountAsLoadedOnlyWhenAllOfThemAreThere) {
     const Pair pair(two_groups(), {folder.path(), 8192, 4096, false}, {at::kFloat});
     pair.step(0);
     const States states = pair.offloaded->state(pair.ours[7]);
-    pair.step(1);
+    pair.step(2);
     {
       std::atomic<int> left = writes;
       const testing::Disk full([&](const testing::Transfer& t) -> ssize_t {
@@ -353,7 +353,7 @@ TEST(Offloaded, StatesCountAsLoadedOnlyWhenAllOfThemAreThere) {
       pair.offloaded->load_state(pair.ours[i], pair.resident->steps(pair.theirs[i]),
                                  pair.resident->state(pair.theirs[i]));
     }
-    pair.step(2);
+    pair.step(3);
     pair.expect_same();
   }
 }
