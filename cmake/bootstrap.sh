@@ -6,7 +6,7 @@ readonly TORCH_MINIMUM=2.11
 readonly VENV="$ROOT/.venv"
 readonly PYTHON="$VENV/bin/python"
 readonly BUILD_PACKAGES=(g++ git cmake ninja-build libgloo-dev libgtest-dev libgmock-dev
-  libbenchmark-dev libcli11-dev nlohmann-json3-dev libssl-dev libxxhash-dev liburing-dev)
+  libbenchmark-dev libcli11-dev nlohmann-json3-dev libssl-dev libxxhash-dev)
 TORCH_ROOT=""  # the folder with LibTorch's include/ and lib/, set by find_torch
 
 if [[ -t 2 ]]; then readonly BOLD=$'\e[1m' PLAIN=$'\e[0m'; else readonly BOLD="" PLAIN=""; fi

@@ -88,6 +88,8 @@ class Paths(Script):
     def test_of_configurations_in_modes_are_the_users(self):
         self.expect("ladder", ["--modes", "ddp,engine3:config=a.json:lookahead=2,engine2:deepspeed=b.json"],
                     ["--modes", "ddp,engine3:config=HERE/a.json:lookahead=2,engine2:deepspeed=HERE/b.json"])
+        self.expect("ladder", ["--offload", "states", "--steps", "3"], ["--offload", "HERE/states", "--steps", "3"])
+        self.expect("ladder", ["--offload", "--steps", "3"], ["--offload", "--steps", "3"])
         self.expect("ladder", ["--modes", "engine3:config=a.json:offload=none,engine1:offload=states:stage=1"],
                     ["--modes", "engine3:config=HERE/a.json:offload=none,engine1:offload=HERE/states:stage=1"])
         self.expect("ladder", ["--modes=engine3:config=/a.json,engine3:config=b.json"],

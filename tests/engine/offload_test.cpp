@@ -3,11 +3,17 @@
 // on all, after which nothing goes on but a checkpoint.
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <csignal>
+#include <fstream>
 #include <optional>
+#include <thread>
 
+#include <tests/support/disk.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/offload.hpp>
@@ -178,6 +184,34 @@ TEST(OffloadEngine, HoldsTwoTilesOfOptimizerStates) {
   });
 }
 
+// A limit of the process, because a cgroup takes root. It counts what is asked for, not what is
+// touched, with 8 MiB for the stack of each of the disk's threads.
+TEST(OffloadEngine, TrainsInMemoryThatStatesDoNotFitInto) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer asks for more memory than it uses";
+#endif
+  const TestFolder folder;
+  const auto exits_of = [](const EngineConfig& config) {
+    return ranks_ended({}, [config](dist::Communicator& communicator) {
+      std::ifstream status("/proc/self/status");
+      std::int64_t kib = 0;
+      for (std::string word; status >> word && word != "VmData:";) {
+      }
+      status >> kib;
+      const std::int64_t parameters = 2 * 3000 * 3000;
+      // Parameters and gradients have 8 bytes, the moments 8 more.
+      const rlimit limit{static_cast<rlim_t>(kib * 1024 + 14 * parameters), RLIM_INFINITY};
+      ASSERT_EQ(::setrlimit(RLIMIT_DATA, &limit), 0);
+      EngineRun run(communicator, config, optim::adamw(), at::kFloat, {3000, 3000, 3000});
+      run.steps(0, 2);
+    });
+  };
+  EngineConfig on_disk = offloaded(0, folder.path());
+  on_disk.overlap.offload_tile_bytes = 1 << 20;
+  for (const dist::RankExit& exit : exits_of(on_disk)) EXPECT_TRUE(exit.ok()) << exit.output;
+  expect_errors(exits_of(in_memory(0)), HasSubstr("memory"));
+}
+
 // Rank 1's file loses some bytes: nobody can go on but from the checkpoint, in the same program.
 TEST(OffloadFaults, ABadByteOnOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
   const TestFolder folder;
@@ -273,27 +307,94 @@ optim::OptimizerFactory adamw_with(const std::function<void()>& before_tile) {
   };
 }
 
-// In the first tile of a step, in the second, and in the last ones.
-TEST(OffloadFaults, ARankThatIsKilledInTheMiddleOfAStepLeavesNothingAndTheCheckpointLoads) {
-  for (const int tile : {0, 1, 3}) {
-    SCOPED_TRACE(tile);
+// What all ranks do after a checkpoint of two steps; in the middle of it rank 1 calls `die`.
+struct Phase {
+  const char* name;
+  std::function<void(OffloadRun& run, const std::filesystem::path& checkpoint,
+                     const std::function<void()>& die)>
+      ends;
+};
+
+std::function<void()> before_tile;  // of this rank
+
+// In the `number`th tile of a step.
+Phase in_tile(int number) {
+  return {"the update of a tile", [number](OffloadRun& run, const auto&, const auto& die) {
+            before_tile = [&die, left = number]() mutable {
+              if (left-- == 0) die();
+            };
+            run.step(2);
+          }};
+}
+
+// In the third block that is read or written by `work`.
+void with_disk(bool writes, const std::function<void()>& die, const std::function<void()>& work) {
+  std::atomic<int> left = 2;
+  const Disk disk([&](const Transfer& transfer) {
+    if (transfer.writes == writes && left-- == 0) die();
+    return transfer.as_asked();
+  });
+  work();
+}
+
+std::vector<Phase> phases() {
+  return {{"between forward and backward",
+           [](OffloadRun& run, const auto&, const auto& die) {
+             const at::Tensor loss = run.forward(2);
+             die();
+             run.engine.backward(loss);
+             run.engine.step();
+           }},
+          {"backward",
+           [](OffloadRun& run, const auto&, const auto& die) {
+             run.engine.strategy().passes().observe_gradients(
+                 [&die](std::size_t, const at::Tensor&) { die(); });
+             run.step(2);
+           }},
+          in_tile(0),
+          in_tile(1),
+          in_tile(3),
+          {"a read in a step",
+           [](OffloadRun& run, const auto&, const auto& die) {
+             with_disk(/*writes=*/false, die, [&] { run.step(2); });
+           }},
+          {"a write in a step",
+           [](OffloadRun& run, const auto&, const auto& die) {
+             with_disk(/*writes=*/true, die, [&] { run.step(2); });
+           }},
+          {"a save of a third step",
+           [](OffloadRun& run, const auto& checkpoint, const auto& die) {
+             run.step(2);
+             with_disk(/*writes=*/false, die, [&] { run.engine.save(checkpoint); });
+           }},
+          {"a load", [](OffloadRun& run, const auto& checkpoint, const auto& die) {
+             with_disk(/*writes=*/true, die, [&] { run.engine.load(checkpoint); });
+             run.step(2);
+           }}};
+}
+
+TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
+  for (const Phase& phase : phases()) {
+    SCOPED_TRACE(phase.name);
     const TestFolder folder;
     const EngineConfig config = offloaded(1, folder.path());
     const auto exits = ranks_ended({.timeout = std::chrono::seconds(5)}, [&](auto& communicator) {
-      int tiles_left = -1;
-      OffloadRun run(communicator, config, adamw_with([&] {
-                       if (tiles_left-- == 0) std::raise(SIGKILL);
+      OffloadRun run(communicator, config, adamw_with([] {
+                       if (before_tile) before_tile();
                      }));
       run.steps(0, 2);
       run.engine.save(folder / "run");
-      if (run.rank == 1) tiles_left = tile;
-      run.step(2);
+      phase.ends(run, folder / "run", [&run] {
+        if (run.rank == 1) std::raise(SIGKILL);
+      });
     });
     EXPECT_THAT(exits[0].output, HasSubstr("rank 1"));
     EXPECT_EQ(exits[0].exit_code, 1);
+    EXPECT_EQ(exits[1].signal, SIGKILL);
     on_ranks(2, [&](dist::Communicator& communicator) {
       OffloadRun run(communicator, config), undisturbed(communicator, {});
       EXPECT_TRUE(run.engine.load(folder / "run"));
+      EXPECT_EQ(run.engine.steps(), 2);
       run.steps(2, 4);
       undisturbed.steps(0, 4);
       EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
@@ -301,6 +402,30 @@ TEST(OffloadFaults, ARankThatIsKilledInTheMiddleOfAStepLeavesNothingAndTheCheckp
     for (const std::string& name : folder.listing())
       EXPECT_THAT(name, ::testing::StartsWith("run"));
   }
+}
+
+// Each block of each rank is early or late by chance.
+TEST(OffloadEngine, ASlowDiskChangesNoBit) {
+  const TestFolder folder;
+  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
+    OffloadRun run(communicator, offloaded(stage, folder.path()));
+    OffloadRun resident(communicator, in_memory(stage));
+    std::atomic<unsigned> blocks = 0;
+    const Disk disk([&](const Transfer& transfer) {
+      const auto waits = [&] {
+        const unsigned drawn = (++blocks + static_cast<unsigned>(run.rank)) * 2654435761U >> 20;
+        std::this_thread::sleep_for(std::chrono::microseconds(drawn % 8 == 0 ? drawn : 0));
+      };
+      waits();
+      const ssize_t done = transfer.as_asked();
+      waits();
+      return done;
+    });
+    run.steps(0, 5);
+    resident.steps(0, 5);
+    EXPECT_TRUE(
+        same_state(whole_state(run.engine.strategy()), whole_state(resident.engine.strategy())));
+  });
 }
 
 // An error of the program in the middle of an update, on one rank.
@@ -340,6 +465,7 @@ TEST(OffloadEngine, TwoRunsShareAFolder) {
     EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
     EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
   });
+  EXPECT_TRUE(folder.listing().empty());
 }
 
 }  // namespace

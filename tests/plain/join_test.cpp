@@ -260,6 +260,25 @@ TEST_P(JoinOnRanks, AtStage3ARankWithoutAnyBatchIsAnErrorOnAll) {
   EXPECT_THAT(exits[0].output, HasSubstr("join() before this rank's first forward()"));
 }
 
+// Ranks of its group notice, which is long before they would be waited for among all ranks: the
+// time limit of a collective is longer than that of the test.
+TEST(JoinInGroups, AtStage3ARankWithoutAnyBatchIsNoticedAtOnce) {
+  const auto exits = ranks_ended({.world_size = 4, .timeout = std::chrono::minutes(10)},
+                                 [](dist::Communicator& communicator) {
+                                   EngineConfig config = at_stage(3);
+                                   config.more = R"({"shard_size": 2})";
+                                   PlainRun run(communicator, "gpt2", config);
+                                   if (communicator.rank() == 0) run.engine.join();
+                                   run.step(0);
+                                 });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(exits[static_cast<std::size_t>(rank)].output,
+                AllOf(HasSubstr("Engine::join"), HasSubstr("Engine::forward")));
+  }
+  EXPECT_THAT(exits[0].output, HasSubstr("join() before this rank's first forward()"));
+  for (const auto& exit : exits) EXPECT_EQ(exit.exit_code, 1) << exit.rank;
+}
+
 TEST_P(JoinOnRanks, WithoutAnyBatchOnAllRanksDoesNothing) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     PlainRun run(communicator, "gpt2", at_stage(stage)), other(communicator, "gpt2", at_stage(0));

@@ -7,14 +7,16 @@
 //
 //     race reduce    the same for a reduction
 //
+//     race disk      the same for a tile of optimizer states that is read from a file
+//
 //     race beside    another thread trains models of its own meanwhile: silent, and the same bits
 //
 //     race within    the other thread runs a unit of the first thread's model, too
 //
 // ThreadSanitizer sees only what was compiled for it, and LibTorch was not. So both sides are here:
-// a network, a thread that copies byte by byte, and layers that compute element by element. Between
-// them is the real engine, compiled for ThreadSanitizer as well, whose calls are all that orders
-// one after the other.
+// a network, a thread that copies byte by byte, a disk whose bytes are looked at, and layers that
+// compute element by element. Between them is the real engine, compiled for ThreadSanitizer as
+// well, whose calls are all that orders one after the other.
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
@@ -36,6 +38,7 @@
 
 #include <05_prefetch_overlap/overlap.hpp>
 #include <tests/support/deferred.hpp>
+#include <tests/support/disk.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
@@ -146,6 +149,42 @@ struct Bytes {
 void move_bytes(volatile unsigned char* to, const volatile unsigned char* from, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) to[i] = from[i];
 }
+
+/// A disk with random delays, whose transfers ThreadSanitizer sees.
+class SlowDisk {
+ public:
+  /// A read of one that is `broken` ends before its bytes have come.
+  explicit SlowDisk(bool broken)
+      : disk_([this, broken](const Transfer& transfer) -> ssize_t {
+          ::usleep(static_cast<unsigned>(++transfers_) * 7919 % 100);
+          if (!broken || transfer.writes) return move(transfer);
+          {
+            const std::lock_guard lock(mutex_);
+            late_.emplace_back([transfer] { move(transfer); });
+          }
+          ::usleep(500);  // orders nothing
+          return static_cast<ssize_t>(transfer.bytes);
+        }) {}
+  ~SlowDisk() {
+    for (std::thread& thread : late_) thread.join();
+  }
+  SlowDisk(const SlowDisk&) = delete;
+  SlowDisk& operator=(const SlowDisk&) = delete;
+
+ private:
+  static ssize_t move(const Transfer& transfer) {
+    auto* const data = static_cast<volatile unsigned char*>(const_cast<void*>(transfer.data));
+    for (std::size_t i = 0; transfer.writes && i < transfer.bytes; ++i) static_cast<void>(data[i]);
+    const ssize_t done = transfer.as_asked();
+    for (std::size_t i = 0; !transfer.writes && i < transfer.bytes; ++i) data[i] = data[i];
+    return done;
+  }
+
+  std::atomic<int> transfers_ = 0;
+  std::mutex mutex_;
+  std::vector<std::thread> late_;
+  Disk disk_;
+};
 
 /// Rank 0 of three that all have the same: an average is what this rank gave, and the others'
 /// shards are like its own. What a collective would read and write is read and written, by the
@@ -375,6 +414,7 @@ int run(const std::string& planted) {
   const Other other = planted == "beside"   ? Other::kTrainsItsOwn
                       : planted == "within" ? Other::kUsesThisModel
                                             : Other::kNothing;
+  const SlowDisk disk(planted == "disk");
   int runs = 0;
   for (int stage = 0; stage <= 3; ++stage) {
     std::map<std::vector<std::int64_t>, double> expected;  // twins repeat their own shard: by cut
@@ -409,12 +449,17 @@ int run(const std::string& planted) {
 }  // namespace zero::testing
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> known = {"none", "gather", "reduce", "beside", "within"};
+  const std::vector<std::string> known = {"none", "gather", "reduce", "disk", "beside", "within"};
   const std::string planted = argc == 2 ? argv[1] : "";
   if (std::ranges::find(known, planted) == known.end()) {
     fmt::print(stderr, "usage: {} {}\n", argv[0], fmt::join(known, "|"));
     return 2;
   }
   zero::memory::install();
-  return zero::testing::run(planted);
+  try {
+    return zero::testing::run(planted);
+  } catch (const zero::Error& error) {  // of a tile that has not come yet
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
 }

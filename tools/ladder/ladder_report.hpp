@@ -52,6 +52,8 @@
 ///   step_seconds, forward_seconds, backward_seconds, communication_seconds, optimizer_seconds
 ///                  medians; communication is the time spent waiting for collectives, which the
 ///                  other phases exclude
+///   disk_bytes     of optimizer states that a step reads and writes; only if they are on a disk
+///   disk_seconds   for them alone, by all ranks at once, after the last step
 ///   in_flight_seconds                    something was started and not yet waited for to the end
 namespace zero::ladder {
 
@@ -93,6 +95,10 @@ bool has_mesh(const base::Json& report);
 std::string ranks_text(const base::Json& report);
 /// What a rank has in a step: "2 micro-batches of 1 x 128 tokens a rank", "1 x 128 tokens a rank".
 std::string batch_text(const base::Json& report);
+
+/// What a step of a mode with optimizer states on a disk could not be faster than, and how near it
+/// comes: max(a step without communication, the disk alone) / the step.
+std::string disk_text(const base::Json& report, const base::Json& mode);
 
 /// The number under `key`; not a number if it is null.
 double number_in(const base::Json& row, const std::string& key);

@@ -213,6 +213,21 @@ std::string batch_text(const Json& report) {
                      report["sequence_length"].get<std::int64_t>());
 }
 
+std::string disk_text(const Json& report, const Json& mode) {
+  const double disk = number_in(mode, "disk_seconds_max"), step = number_in(mode, "step_seconds");
+  const double compute = number_in(report, "compute_seconds");
+  std::string text = fmt::format(
+      "{}: a step reads and writes {:.2f} MiB of a rank's optimizer states;\n  the disk alone "
+      "takes "
+      "{:.3f} s for that",
+      mode["mode"].get<std::string>(), number_in(mode, "disk_bytes") / (1 << 20), disk);
+  if (!(compute > 0)) return text;
+  return text + fmt::format(
+                    ", a step without communication {:.3f} s; the longer is {:.0f} % of the step's "
+                    "{:.3f} s",
+                    compute, 100 * std::max(compute, disk) / step, step);
+}
+
 std::string to_text(const Json& report, bool wide) {
   Json modes = report["modes"];
   for (Json& mode : modes) {

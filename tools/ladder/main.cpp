@@ -172,6 +172,9 @@ void print_rest(const Options& options, const Json& report) {
                mode["mode"].get<std::string>(), mode["loss_scale"].get<double>(),
                mode["skipped_steps"].get<int>(), mode["losses"].size());
   }
+  for (const Json& mode : report["modes"]) {
+    if (mode.contains("disk_bytes")) fmt::print("{}\n", disk_text(report, mode));
+  }
   if (options.validation > 0) {
     const Json& losses = report["modes"][0]["validation"];
     fmt::print("validation loss: {:.4f} at the start, {:.4f} at the end\n",

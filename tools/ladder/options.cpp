@@ -78,6 +78,10 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
       ->delimiter(',')
       ->capture_default_str();
+  text(app, "--offload", o.offload,
+       "a fifth row, engine3 with its optimizer states in this folder on a disk (without a folder "
+       "that of the system for temporary files)")
+      ->expected(0, 1);
   text(app, "--shard-size", o.shard_size,
        "ranks that share the model states under hsdp1 to hsdp3, or host; ddp becomes hddp");
   text(app, "--ownership", o.ownership, "size, count or offset");
@@ -263,6 +267,10 @@ Options parse(int argc, char** argv) {
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
   base::parse_arguments(app, "ladder", argc, argv);
+  if (app.count("--offload") > 0) {
+    o.modes.push_back("engine3:offload=" +
+                      (o.offload.empty() ? fs::temp_directory_path().string() : o.offload));
+  }
   add_shard_size(o);
   for (const std::string& mode : o.modes) all_modes().check(mode);
   train::ownership_from(o.ownership);

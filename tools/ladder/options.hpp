@@ -65,6 +65,8 @@ struct Options {
   /// Ranks that share model states in modes hsdp1 to hsdp3, "host" or a number; empty: not given.
   /// parse() adds it to the names of the modes.
   std::string shard_size;
+  /// A folder: parse() adds the mode whose optimizer states are there; empty: not given.
+  std::string offload;
   std::string ownership = "size";
   std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
   std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up

@@ -79,6 +79,25 @@ TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   for (const json& row : report.at("modes")) EXPECT_LT(row.at("other_mib_max"), 0.005) << row;
 }
 
+TEST(OptimizerStatesOnADisk, AreAFifthRowWithItsLimit) {
+  const TestFolder folder;
+  const auto [said, report] =
+      succeed(folder, "--model tiny --steps 2 --seq-len 16 --timeout 30 --offload" +
+                          shell_word(folder.path()));
+  expect_identical(report, 5);
+  const json& row = report.at("modes").back();
+  EXPECT_EQ(row.at("mode"), "engine3:offload=" + folder.path().string());
+  EXPECT_DOUBLE_EQ(row.at("optimizer_mib"), 2 * (16 + 4.0 / 1024));
+  // Moments of half of the parameters, read and written; less than 3 % are padding.
+  const double moments = 16 * report.at("parameters").get<double>() / 2;
+  EXPECT_NEAR(row.at("disk_bytes").get<double>() / moments, 1.015, 0.015);
+  EXPECT_THAT(said, AllOf(HasSubstr("the disk alone takes"), HasSubstr("% of the step's")));
+  const auto without =
+      succeed(folder, kQuick + "--modes zero3 --offload" + shell_word(folder.path()));
+  EXPECT_EQ(without.figures.at("modes").size(), 2U);
+  EXPECT_THAT(without.said, Not(HasSubstr("% of the step's")));
+}
+
 TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   const TestFolder folder;
   std::vector<std::int64_t> ids;

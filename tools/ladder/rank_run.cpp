@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -23,6 +24,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/offload/offloaded.hpp>
 #include <zero/train/fake_process_group.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -218,6 +220,7 @@ class RankRun {
     const std::vector<std::string> before = digests();
     train_steps(label);
     Json row = meter_.row();
+    measure_disk(row);
     const std::vector<std::string> after = digests();
     row["digest"] = fake_ ? "" : model_digest(after);
     row["formula_mib"] = mib(strategy_->costs().at_rest.total());
@@ -229,6 +232,23 @@ class RankRun {
   }
 
  private:
+  // What all ranks together wait for if they read and write their optimizer states and nothing
+  // else.
+  void measure_disk(Json& row) {
+    optim::Optimizer& optimizer = strategy_->optimizer();
+    if (!optimizer.is_offloaded()) return;
+    const optim::OffloadTraffic before = optim::offload_traffic(optimizer);
+    world_.barrier();
+    const auto started = std::chrono::steady_clock::now();
+    optim::stream_offloaded(optimizer);
+    world_.barrier();
+    row["disk_seconds"] =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    const optim::OffloadTraffic after = optim::offload_traffic(optimizer);
+    row["disk_bytes"] =
+        after.read_bytes - before.read_bytes + after.written_bytes - before.written_bytes;
+  }
+
   // Without bytes, on the device.
   void make_model() {
     const MeshOptions& mesh = options_.mesh;

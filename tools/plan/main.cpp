@@ -31,6 +31,9 @@ class CommandLine {
     base::parse_arguments(app_, "plan", argc, argv);
     check_json();
     r_.policy = policy(dtype_, optimizer_);
+    if (r_.disk.bandwidth && optimizer_ != "adamw") {
+      throw Error("--disk-bandwidth: only states of --optimizer adamw can be on a disk");
+    }
     r_.model = !weights_.empty() ? model_of_files(weights_)
                : parameters_ > 0 ? model_of_size(parameters_, layers_)
                                  : model_of(nn::preset(model_), model_);
@@ -129,6 +132,9 @@ class CommandLine {
     quantity("--bandwidth", machine.bandwidth, parse_bandwidth, "a rank sends with (100GB/s)");
     quantity("--latency", machine.latency, parse_seconds, "of one collective (10us)");
     quantity("--flops", machine.flops, parse_flops, "that a rank attains (150TFLOP/s)");
+    auto* disk = quantity("--disk-bandwidth", r_.disk.bandwidth, parse_bandwidth,
+                          "a rank reads and writes with: optimizer states on a disk, a row");
+    quantity("--disk", r_.disk.room, parse_memory, "room of a rank there, as in 2TB")->needs(disk);
     app_.add_option("--overhead", r_.break_even_share, "of compute, for the break-even batch")
         ->check(CLI::Range(1e-6, 1e6))
         ->check(base::refuse_nan);
@@ -138,9 +144,9 @@ class CommandLine {
     auto* json = app_.add_option("--json", json_, "write the plan to this file; - prints it");
     auto* table = app_.add_flag("--scenarios", scenarios_, "which stage to take, when: a table");
     auto* hosts = app_.get_option("--ranks-per-host");
-    for (const char* other :
-         {"--memory", "--stage", "--tp", "--pp", "--shard-size", "--micro-batches",
-          "--pipeline-schedule", "--sequence-parallel", "--partition-activations"}) {
+    for (const char* other : {"--memory", "--stage", "--tp", "--pp", "--shard-size",
+                              "--micro-batches", "--pipeline-schedule", "--sequence-parallel",
+                              "--partition-activations", "--disk-bandwidth"}) {
       hosts->excludes(app_.get_option(other));
       hybrid->excludes(app_.get_option(other));
       table->excludes(app_.get_option(other));
@@ -151,6 +157,7 @@ class CommandLine {
     hybrid->excludes(hosts);
     table->excludes(hosts)->excludes(hybrid)->excludes(json);
     table->excludes(app_.get_option("--bandwidth"));
+    for (const char* mesh : {"--tp", "--pp", "--shard-size"}) disk->excludes(mesh);
   }
 
   CLI::App app_{"Says what a model needs under each stage, by formula, and which stage to take."};

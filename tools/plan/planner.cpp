@@ -7,6 +7,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/table.hpp>
+#include <zero/optim/offload/tile_file.hpp>
 #include <zero/train/exposed_time.hpp>
 
 namespace zero::plan {
@@ -33,6 +34,34 @@ LookaheadPlan plan_lookahead(const Request& request) {
   return plan;
 }
 
+template <class... Args>
+void refuse_if(bool wrong, fmt::format_string<Args...> text, Args&&... args) {
+  if (wrong) throw Error(fmt::format(text, std::forward<Args>(args)...));
+}
+
+std::string from_ranks(std::optional<std::int64_t> n) {
+  return n ? fmt::format("from {} ranks on", base::with_thousands(*n)) : "on no number of ranks";
+}
+
+// `row` with its optimizer states on a disk.
+StagePlan on_disk(const Request& r, StagePlan row) {
+  const std::int64_t file = row.states.optimizer;
+  const double moved = 2 * static_cast<double>(file);
+  if (r.disk.room && file > r.disk.room->bytes) {
+    const auto states = [&](std::int64_t n) {
+      return model_states(r.model.parameters, r.policy, row.stage, n).optimizer;
+    };
+    const auto& [room, unit] = *r.disk.room;
+    refuse_if(true, "--disk {}: optimizer states of {} take {} of a rank; they fit {}",
+              at_most(room, unit), name(row.stage), at_least(file, unit),
+              from_ranks(fewest_ranks(room, r.world_size, states)));
+  }
+  row.states.optimizer = 2 * optim::TileFile::buffer_bytes(optim::OffloadOptions{}.tile_bytes);
+  row.disk = DiskUse{file, 2 * file, moved / *r.disk.bandwidth};
+  row.time.exposed += row.disk->seconds;
+  return row;
+}
+
 std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead) {
   std::vector<StagePlan> rows;
   for (const Stage stage : kStages) {
@@ -42,17 +71,14 @@ std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead)
     row.break_even_batch = break_even_batch(row.time.communication, r.model.parameters, r.sequence,
                                             r.break_even_share, r.machine);
   }
-  if (rows.back().stage == Stage::kZero3 && r.policy.optimizer > 0) {
-    rows.push_back(rows.back());
+  const StagePlan last = rows.back();
+  if (last.stage == Stage::kZero3 && r.policy.optimizer > 0) {
+    rows.push_back(last);
     rows.back().offloaded = true;
     rows.back().states.optimizer = 0;
   }
+  if (r.disk.bandwidth) rows.push_back(on_disk(r, last));
   return rows;
-}
-
-template <class... Args>
-void refuse_if(bool wrong, fmt::format_string<Args...> text, Args&&... args) {
-  if (wrong) throw Error(fmt::format(text, std::forward<Args>(args)...));
 }
 
 // Whether the model can be trained on the mesh.
@@ -118,16 +144,12 @@ std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
                      at_most(std::abs(more), unit), more < 0 ? "less" : "more");
 }
 
-std::string from_ranks(std::optional<std::int64_t> n) {
-  return n ? fmt::format("from {} ranks on", base::with_thousands(*n)) : "on no number of ranks";
-}
-
 // A no stays a no: whole bytes are compared, needs are printed rounded up and memory rounded down.
 Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
   const auto& [memory, unit] = *request.memory;
   std::vector<StagePlan> fitting;
   for (const StagePlan& stage : stages) {
-    if (!stage.offloaded && request.fits(stage)) fitting.push_back(stage);
+    if (!stage.offloaded && !stage.disk && request.fits(stage)) fitting.push_back(stage);
   }
   Choice choice{.taken = take_best(fitting), .next = take_best(fitting)};
   if (const auto& taken = choice.taken) {
@@ -161,6 +183,11 @@ Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
       at_most(memory, unit), base::with_thousands(request.world_size),
       request.world_size == 1 ? "" : "s", name(last), at_least(all(request.world_size), unit),
       from_ranks(choice.ranks_for_states), from_ranks(choice.ranks_for_all));
+  if (stages.back().disk) {
+    choice.says += fmt::format(" With optimizer states on a disk it needs {} and {}.",
+                               at_least(stages.back().total(), unit),
+                               request.fits(stages.back()) ? "fits" : "does not fit");
+  }
   return choice;
 }
 

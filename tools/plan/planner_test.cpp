@@ -311,6 +311,41 @@ TEST(Planner, TheLargestModelIsCounted) {
   }
 }
 
+TEST(Planner, OptimizerStatesOnADiskAreAFileAndTwoTiles) {
+  Request request = request_for(13 * kBillion, 8, "24GB");
+  const Plan resident = make_plan(request);
+  request.disk = {.bandwidth = 3e9, .room = parse_memory("19.5GB")};
+  const Plan plan = make_plan(request);
+  ASSERT_EQ(plan.stages.size(), resident.stages.size() + 1);
+  const StagePlan &row = plan.stages.back(), &zero3 = plan.stages[3];
+  EXPECT_EQ(row.stage, Stage::kZero3);
+  EXPECT_EQ(row.disk->file, zero3.states.optimizer);
+  EXPECT_EQ(row.disk->moved, 24 * (13 * kBillion) / 8);  // 24 P/N: fp32 has 16 P/N
+  EXPECT_EQ(row.disk->seconds, 13.0);
+  EXPECT_EQ(row.states.optimizer, 2 * ((16 << 20) + 4096));
+  EXPECT_DOUBLE_EQ(row.time.total(), zero3.time.total() + 13.0);
+  EXPECT_TRUE(plan.feasible());
+  EXPECT_FALSE(resident.feasible());
+  EXPECT_FALSE(plan.choice.taken);
+  const std::string text = to_text(plan);
+  EXPECT_THAT(text, ContainsRegex("ZeRO-3 \\+ disk +3.25 +3.25 +0.03 +6.53 .*  yes\n"));
+  EXPECT_THAT(text, ContainsRegex("ZeRO-3 \\+ disk +68.25 +2.625 +1.065 +0.684 +13.017 +14.082"));
+  EXPECT_THAT(text, ContainsRegex("With optimizer states on a\\s+disk\\s+it\\s+needs 21.35"));
+  EXPECT_THAT(text, ContainsRegex("max\\(1.08 s,\\s13.00 s\\) = 13.00 s"));
+  request.disk.bandwidth = 1e15;
+  EXPECT_THAT(to_text(make_plan(request)), ContainsRegex("= 1.08 s"));
+}
+
+TEST(Planner, ADiskWithoutRoomIsRefusedWithTheNumber) {
+  Request request = request_for(13 * kBillion, 8, "24GB");
+  request.disk = {.bandwidth = 3e9, .room = parse_memory("19.4GB")};
+  testing::expect_error([&] { make_plan(request); },
+                        {"--disk 19.40 GB", "ZeRO-3 take 19.50 GB", "from 9 ranks on"});
+  request.stage = Stage::kDdp;
+  testing::expect_error([&] { make_plan(request); },
+                        {"DDP take 156.00 GB", "on no number of ranks"});
+}
+
 TEST(Planner, TextSaysUnitsAndStagesAndVerdict) {
   const std::string text = to_text(make_plan(request_for(13 * kBillion, 8, "24GB")));
   for (const char* part :

@@ -37,7 +37,7 @@ Json or_null(const std::optional<T>& value) {
 }
 
 std::string row_name(const Plan& plan, const StagePlan& row) {
-  const std::string offload = row.offloaded ? " + offload" : "";
+  const std::string offload = row.offloaded ? " + offload" : row.disk ? " + disk" : "";
   return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh) : offload);
 }
 
@@ -165,6 +165,20 @@ std::int64_t crossover(const Request& r) {
   return tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden, r.policy);
 }
 
+std::string about_disk(const Plan& plan) {
+  const StagePlan& row = plan.stages.back();
+  if (!row.disk) return "";
+  const double both = row.time.compute + row.time.exposed - row.disk->seconds;
+  return say(
+      "\nOn a disk: a rank has a file of {} and two tiles in memory. A step reads and writes {}, "
+      "which takes {} at {} GB/s. The update waits for it: {} in all. Hidden behind all else it "
+      "would be max({}, {}) = {}.",
+      at_least(row.disk->file, plan.unit()), at_least(row.disk->moved, plan.unit()),
+      in_seconds(row.disk->seconds), fixed(*plan.request.disk.bandwidth / 1e9, 1),
+      in_seconds(row.time.total()), in_seconds(both), in_seconds(row.disk->seconds),
+      in_seconds(std::max(both, row.disk->seconds)));
+}
+
 std::string about_stages(const Plan& plan) {
   const Request& r = plan.request;
   const LookaheadPlan& k = plan.lookahead;
@@ -175,7 +189,8 @@ std::string about_stages(const Plan& plan) {
           "one link cannot hide behind compute. From the break-even batch on communication, none "
           "of it hidden, takes less than {} % of compute.",
           fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
-          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
+          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1)) +
+      about_disk(plan);
   if (r.world_size == 1) return text;
   if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
     text += say(

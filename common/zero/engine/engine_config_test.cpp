@@ -293,6 +293,8 @@ TEST(EngineConfig, KeepsOptimizerStatesInAFolder) {
   EXPECT_EQ(config.overlap.offload_tile_bytes, 1 << 19);
   EXPECT_EQ(options_of("engine1:offload=/disk").offload, "/disk");
   EXPECT_EQ(options_of("engine1").offload, "none");
+  expect_error([] { options_of("engine1:offload=/a:b"); },
+               {"'b' is no setting of a mode", "no colon in the value", "config=FILE"});
   expect_error([] { engine_config(R"({"offload": true})"); }, {"offload is true", "a folder"});
   expect_error([] { engine_config(R"({"offload": ""})"); }, {"offload is \"\"", "a folder"});
 }

@@ -21,7 +21,10 @@ using Json = nlohmann::json;
 void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
   const std::size_t sign = text.find('=');
   if (sign == std::string::npos || sign == 0) {
-    throw Error(fmt::format("'{}' is no setting of a mode; write key=value", text));
+    throw Error(fmt::format(
+        "'{}' is no setting of a mode; write key=value, and no colon in the value: a folder with "
+        "one goes into the file of config=FILE",
+        text));
   }
   const std::string key = text.substr(0, sign), value = text.substr(sign + 1);
   if (!given.insert(key).second) {

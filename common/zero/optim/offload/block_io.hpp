@@ -2,8 +2,10 @@
 
 // Private to zero/optim/offload.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -19,20 +21,28 @@ struct Block {
   std::int64_t read_from = 0;
 };
 
-/// Moves blocks between memory and a file while the program computes. Of one thread.
+/// Moves blocks between memory and a file while the program computes, by pwrite() and pread() on
+/// four threads. To be called from one thread.
 class BlockIo {
  public:
-  virtual ~BlockIo() = default;
-  /// Starts to move `blocks`, at most kMostBlocks, and returns. Blocks move in any order; the write
-  /// of each ends before its read begins. Call finish() before the next start().
-  virtual void start(const std::vector<Block>& blocks) = 0;
+  explicit BlockIo(int file) : file_(file) {}
+  ~BlockIo() { finish(); }
+  BlockIo(const BlockIo&) = delete;
+  BlockIo& operator=(const BlockIo&) = delete;
+
+  /// Starts to move `blocks` and returns. Blocks move in any order; the write of each ends before
+  /// its read begins. Call finish() before the next start().
+  void start(std::vector<Block> blocks);
   /// Blocks until nothing moves any more. Returns the first thing that went wrong, or "".
-  virtual std::string finish() = 0;
+  std::string finish();
 
-  static constexpr std::size_t kMostBlocks = 1024;
+ private:
+  std::string move_some();
+
+  int file_;
+  std::vector<Block> blocks_;
+  std::atomic<std::size_t> next_ = 0;
+  std::vector<std::future<std::string>> threads_;
 };
-
-/// What went wrong if `done` is not `bytes`: the system's reason, if it is below 0, as -errno.
-std::string io_error(bool writes, std::int64_t bytes, std::int64_t done);
 
 }  // namespace zero::optim

@@ -1,6 +1,7 @@
 // AdamW with its moments on a disk beside AdamW in memory and beside the disk alone, which reads
 // and writes the same tiles in the same order. A step cannot be shorter than the longer of the two:
-// percent_of_limit says how near it comes.   ./run bench offload
+// percent_of_limit says how near it comes. Where fio is installed, its rate is beside that of the
+// disk.   ./run bench offload
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
@@ -9,6 +10,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <vector>
@@ -17,7 +20,6 @@
 #include <zero/base/error.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/offload/offloaded.hpp>
-#include <zero/optim/offload/tile_store.hpp>
 
 namespace zero::optim {
 namespace {
@@ -31,15 +33,13 @@ struct Settings {
   std::string folder = std::filesystem::temp_directory_path();
   double tile_mib = 16;
   double block_mib = 1;
-  bool threads = false;
 };
 
 OffloadOptions offload_options(const Settings& settings) {
   const auto bytes = [](double mib) { return static_cast<std::int64_t>(mib * (1 << 20)); };
   return {.folder = settings.folder,
           .tile_bytes = bytes(settings.tile_mib),
-          .block_bytes = bytes(settings.block_mib),
-          .io_uring = !settings.threads};
+          .block_bytes = bytes(settings.block_mib)};
 }
 
 std::vector<at::Tensor> parameters(const Settings& settings) {
@@ -57,17 +57,24 @@ double seconds_of(const std::function<void()>& step) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
-// As many tiles as the moments fill.
-std::vector<std::size_t> fill(TileStore& store, const Settings& settings) {
-  std::vector<std::size_t> tiles;
-  for (std::int64_t left = settings.millions * kElements * kBytesOfMoments; left > 0;) {
-    store.add();
-    tiles.push_back(tiles.size());
-    const std::int64_t bytes = std::min(left, store.room());
-    store.grow(bytes);
-    left -= bytes;
+// Bytes a second that fio moves where it is installed (Debian: fio), with as many threads, each
+// with blocks of the same size, half of them read and half written; else 0.
+double rate_of_fio(const Settings& settings) {
+  if (std::system("command -v fio > /dev/null") != 0) return 0;
+  const std::int64_t of_thread = settings.millions * kElements * kBytesOfMoments / 4;
+  const std::string command = fmt::format(
+      "fio --name=zero-offload-fio --directory='{}' --rw=rw --direct=1 --ioengine=psync --thread "
+      "--numjobs=4 --bs={} --size={} --io_size={} --group_reporting --unlink=1 "
+      "--output-format=json",
+      settings.folder, offload_options(settings).block_bytes, of_thread, 2 * of_thread);
+  std::string text;
+  std::FILE* const pipe = ::popen(command.c_str(), "r");
+  for (char part[4096]; pipe != nullptr && std::fgets(part, sizeof part, pipe) != nullptr;) {
+    text += part;
   }
-  return tiles;
+  if (pipe == nullptr || ::pclose(pipe) != 0) throw Error("fio failed: " + text);
+  const auto job = bench::Json::parse(text.substr(text.find('{')))["jobs"][0];
+  return job["read"]["bw_bytes"].get<double>() + job["write"]["bw_bytes"].get<double>();
 }
 
 bench::Measured all_three(const Settings& settings) {
@@ -80,14 +87,11 @@ bench::Measured all_three(const Settings& settings) {
   }
   const auto resident = adamw()(theirs);
   const auto offloaded = with_offload(adamw(), offload_options(settings))(ours);
-  TileStore store(offload_options(settings));
-  const std::vector<std::size_t> tiles = fill(store, settings);
   std::vector<double> computing, moving, both;
   // One after the other in each round: a disk that others use changes its rate.
   for (int round = 0; round <= settings.steps; ++round) {
     computing.push_back(seconds_of([&] { resident->step(); }));
-    moving.push_back(
-        seconds_of([&] { store.stream(tiles, [](std::size_t, const at::Tensor&) {}); }));
+    moving.push_back(seconds_of([&] { stream_offloaded(*offloaded); }));
     both.push_back(seconds_of([&] { offloaded->step(); }));
     if (round == 0) computing = moving = both = {};  // it makes the moments
   }
@@ -99,11 +103,15 @@ bench::Measured all_three(const Settings& settings) {
   const double bytes = 2.0 * kBytesOfMoments * kElements * static_cast<double>(settings.millions);
   const double in_memory = bench::median(computing), disk = bench::median(moving);
   const double percent = 100 * std::max(in_memory, disk) / bench::median(both);
-  return {std::move(both),
-          {{"in_memory_s", in_memory},
-           {"disk_s", disk},
-           {"disk_gb_per_s", bytes / disk / 1e9},
-           {"percent_of_limit", percent}}};
+  bench::Measured result{std::move(both),
+                         {{"in_memory_s", in_memory},
+                          {"disk_s", disk},
+                          {"disk_gb_per_s", bytes / disk / 1e9},
+                          {"percent_of_limit", percent}}};
+  if (const double rate = rate_of_fio(settings); rate > 0) {
+    result.counters["fio_gb_per_s"] = rate / 1e9;
+  }
+  return result;
 }
 
 int run(int argc, char** argv) {
@@ -119,7 +127,6 @@ int run(int argc, char** argv) {
   options.add_option("--tile-mib", settings.tile_mib, "read and written together")
       ->capture_default_str();
   options.add_option("--block-mib", settings.block_mib, "of one request")->capture_default_str();
-  options.add_flag("--threads", settings.threads, "without io_uring");
   return bench::run(argc, argv, options, [&] {
     bench::add(fmt::format("offload/{}M", settings.millions), [&] { return all_three(settings); });
   });

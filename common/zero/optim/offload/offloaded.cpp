@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -183,6 +184,11 @@ class Offloaded final : public Optimizer {
   bool is_offloaded() const override { return true; }
 
   OffloadTraffic traffic() const { return store_->file().traffic(); }
+  void stream() {
+    std::vector<std::size_t> tiles(pieces_.size());
+    std::iota(tiles.begin(), tiles.end(), std::size_t{0});
+    store_->stream(tiles, [](std::size_t, const at::Tensor&) {});
+  }
 
  private:
   template <typename Iterator>
@@ -351,6 +357,10 @@ OptimizerFactory with_offload(OptimizerFactory optimizer, OffloadOptions options
 OffloadTraffic offload_traffic(const Optimizer& optimizer) {
   const auto* offloaded = dynamic_cast<const Offloaded*>(&optimizer);
   return offloaded == nullptr ? OffloadTraffic{} : offloaded->traffic();
+}
+
+void stream_offloaded(Optimizer& optimizer) {
+  if (auto* offloaded = dynamic_cast<Offloaded*>(&optimizer)) offloaded->stream();
 }
 
 }  // namespace zero::optim

@@ -30,4 +30,8 @@ OptimizerFactory with_offload(OptimizerFactory optimizer, OffloadOptions options
 /// What an optimizer has moved; zeros if with_offload() did not make it.
 OffloadTraffic offload_traffic(const Optimizer& optimizer);
 
+/// Reads and writes all states once, as a step does, and changes nothing: to measure the disk. Does
+/// nothing if with_offload() did not make it. @throws zero::Error if the disk fails.
+void stream_offloaded(Optimizer& optimizer);
+
 }  // namespace zero::optim

@@ -6,6 +6,10 @@
 #include <gmock/gmock.h>
 #include <torch/optim/adamw.h>
 
+#include <atomic>
+#include <cerrno>
+
+#include <tests/support/disk.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/offload.hpp>
@@ -118,18 +122,15 @@ TEST(Offloaded, HasTheBitsOfAdamWInMemory) {
   const TestFolder folder;
   for (const std::int64_t tile : {1, 8192, 1 << 20}) {
     for (const Case& c : cases()) {
-      for (const bool uring : {true, false}) {
-        SCOPED_TRACE(
-            fmt::format("{}, tiles of {} bytes, {}", c.name, tile, uring ? "uring" : "threads"));
-        const Pair pair(c.make, {folder.path(), tile, 4096, uring, false}, c.dtypes);
-        for (int step = 0; step < 6; ++step) {
-          if (step == 3) {
-            pair.offloaded->set_learning_rates({0.01, 0.03});
-            pair.resident->set_learning_rates({0.01, 0.03});
-          }
-          pair.step(step);
-          if (step != 4) pair.expect_same();  // a step after another with nothing between them
+      SCOPED_TRACE(fmt::format("{}, tiles of {} bytes", c.name, tile));
+      const Pair pair(c.make, {folder.path(), tile, 4096, false}, c.dtypes);
+      for (int step = 0; step < 6; ++step) {
+        if (step == 3) {
+          pair.offloaded->set_learning_rates({0.01, 0.03});
+          pair.resident->set_learning_rates({0.01, 0.03});
         }
+        pair.step(step);
+        if (step != 4) pair.expect_same();  // a step after another with nothing between them
       }
     }
   }
@@ -138,7 +139,7 @@ TEST(Offloaded, HasTheBitsOfAdamWInMemory) {
 
 TEST(Offloaded, MastersFollowScalesAndWhatIsWrittenIntoParameters) {
   const TestFolder folder;
-  const Pair pair(with_master_weights(two_groups()), {folder.path(), 8192, 4096, true, false},
+  const Pair pair(with_master_weights(two_groups()), {folder.path(), 8192, 4096, false},
                   {at::kHalf, at::kFloat});
   for (int step = 0; step < 4; ++step) {
     for (Optimizer* optimizer : {pair.offloaded.get(), pair.resident.get()}) {
@@ -157,9 +158,9 @@ TEST(Offloaded, TakesStatesFromAnOptimizerInMemoryAndGivesThemBack) {
   const TestFolder folder;
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
-    const Pair pair(c.make, {folder.path(), 8192, 4096, true, false}, c.dtypes);
+    const Pair pair(c.make, {folder.path(), 8192, 4096, false}, c.dtypes);
     for (int step = 0; step < 3; ++step) pair.step(step);
-    const Pair other(c.make, {folder.path(), 12288, 4096, true, false}, c.dtypes);
+    const Pair other(c.make, {folder.path(), 12288, 4096, false}, c.dtypes);
     other.step(7);
     const at::NoGradGuard no_grad;
     for (std::size_t k = 0; k < kSizes.size(); ++k) {
@@ -187,7 +188,7 @@ TEST(Offloaded, TakesStatesFromAnOptimizerInMemoryAndGivesThemBack) {
 TEST(Offloaded, RefusesStatesThatAreNotItsOwn) {
   const TestFolder folder;
   const at::Tensor p = random(100, 1), stranger = random(100, 1);
-  const auto optimizer = with_offload(adamw(), {folder.path(), 4096, 4096, true, false})({p});
+  const auto optimizer = with_offload(adamw(), {folder.path(), 4096, 4096, false})({p});
   const at::Tensor state = at::zeros({100});
   const auto refused = [&](const at::Tensor& of, std::int64_t steps, const States& states,
                            const std::string& why) {
@@ -204,7 +205,7 @@ TEST(Offloaded, RefusesStatesThatAreNotItsOwn) {
 
 TEST(Offloaded, ForgetsAndReplacesParametersAndKeepsTheOthersStates) {
   const TestFolder folder;
-  const Pair pair(two_groups(), {folder.path(), 8192, 4096, true, false}, {at::kFloat});
+  const Pair pair(two_groups(), {folder.path(), 8192, 4096, false}, {at::kFloat});
   for (int step = 0; step < 3; ++step) pair.step(step);
   const auto change = [](Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
     const at::Tensor shard = parameters[7].detach().narrow(0, 1000, 1234);
@@ -233,7 +234,7 @@ TEST(Offloaded, HoldsTwoTilesAndMovesEachStateOnce) {
     const at::Tensor p = random(kElements, 1).to(masters ? at::kBFloat16 : at::kFloat);
     const std::int64_t each = masters ? 12 : 8, before = held();
     const auto optimizer = with_offload(masters ? with_master_weights(adamw()) : adamw(),
-                                        {folder.path(), kTile, 4096, true, false})({p});
+                                        {folder.path(), kTile, 4096, false})({p});
     EXPECT_EQ(held(), before);
     EXPECT_EQ(optimizer->state_bytes(p), each * kElements);
     p.mutable_grad() = random(kElements, 2).to(p.scalar_type());
@@ -279,7 +280,7 @@ TEST(Offloaded, AfterAFailedStepNothingGoesOnUntilAllStatesAreLoaded) {
   const TestFolder folder;
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
-    const Pair pair(c.make, {folder.path(), 4096, 4096, true, false}, c.dtypes);
+    const Pair pair(c.make, {folder.path(), 4096, 4096, false}, c.dtypes);
     for (int step = 0; step < 3; ++step) pair.step(step);
     std::vector<at::Tensor> weights;
     std::vector<States> states;
@@ -307,6 +308,72 @@ TEST(Offloaded, AfterAFailedStepNothingGoesOnUntilAllStatesAreLoaded) {
     for (int step = 3; step < 6; ++step) pair.step(step);
     pair.expect_same();
   }
+}
+
+TEST(Offloaded, WhatNeverHadStatesHasNothingToLoadAfterAFailedStep) {
+  const TestFolder folder;
+  const at::Tensor used = random(3000, 1), frozen = random(3000, 2);
+  const auto optimizer = with_offload(adamw(), {folder.path(), 4096, 4096, false})({used, frozen});
+  used.mutable_grad() = random(3000, 3);
+  optimizer->step();
+  const States states = optimizer->state(used);
+  testing::spoil_offloaded_file(folder.path(), 100);
+  expect_error([&] { optimizer->step(); }, {"tile 0 has other bytes"});
+  EXPECT_TRUE(optimizer->state(frozen).empty());
+  expect_error([&] { optimizer->state_types(used); }, {"load a checkpoint"});
+  optimizer->load_state(used, 1, states);
+  optimizer->step();
+  EXPECT_EQ(optimizer->steps(used), 2);
+}
+
+// The disk fails while states are loaded: nobody uses the part that is there.
+TEST(Offloaded, StatesCountAsLoadedOnlyWhenAllOfThemAreThere) {
+  const TestFolder folder;
+  for (const int writes : {0, 1, 2}) {
+    SCOPED_TRACE(writes);
+    const Pair pair(two_groups(), {folder.path(), 8192, 4096, false}, {at::kFloat});
+    pair.step(0);
+    const States states = pair.offloaded->state(pair.ours[7]);
+    pair.step(2);
+    {
+      std::atomic<int> left = writes;
+      const testing::Disk full([&](const testing::Transfer& t) -> ssize_t {
+        if (!t.writes || left-- > 0) return t.as_asked();
+        errno = ENOSPC;
+        return -1;
+      });
+      expect_error([&] { pair.offloaded->load_state(pair.ours[7], 1, states); },
+                   {folder.path().string(), "could not be written", "No space left"});
+    }
+    const std::vector<std::string> says = {"load a checkpoint", "loading its states failed"};
+    expect_error([&] { pair.offloaded->step(); }, says);
+    expect_error([&] { pair.offloaded->state(pair.ours[7]); }, says);
+    expect_error([&] { pair.offloaded->state_types(pair.ours[7]); }, says);
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      pair.offloaded->load_state(pair.ours[i], pair.resident->steps(pair.theirs[i]),
+                                 pair.resident->state(pair.theirs[i]));
+    }
+    pair.step(3);
+    pair.expect_same();
+  }
+}
+
+// Even giving up its tiles fails then.
+TEST(Offloaded, ADiskThatIsGoneIsAnErrorOfEveryStep) {
+  const TestFolder folder;
+  const at::Tensor p = random(3000, 1);
+  p.mutable_grad() = random(3000, 2);
+  const auto optimizer = with_offload(adamw(), {folder.path(), 4096, 4096, false})({p});
+  optimizer->step();
+  const std::string file = testing::offloaded_file(folder.path());
+  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ::dup2(nothing, std::stoi(file.substr(file.rfind('/') + 1)));
+  ::close(nothing);
+  expect_error([&] { optimizer->step(); }, {folder.path().string()});
+  const at::Tensor weights = p.clone();
+  expect_error([&] { optimizer->step(); }, {"load a checkpoint"});
+  expect_error([&] { optimizer->state(p); }, {"load a checkpoint"});
+  EXPECT_TRUE(at::equal(p, weights));
 }
 
 }  // namespace

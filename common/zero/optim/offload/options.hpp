@@ -13,11 +13,9 @@ struct OffloadOptions {
   /// Bytes that are read, updated and written together; rounded up to 4 KiB. A rank has two tiles
   /// in memory.
   std::int64_t tile_bytes = std::int64_t{16} << 20;
-  /// Bytes of one request to the system; a tile has at most 1024 of them.
+  /// Bytes of one request to the system, rounded up to 4 KiB.
   std::int64_t block_bytes = std::int64_t{1} << 20;
-  bool io_uring = true;  ///< if there is one; false: threads
-  /// Whether to say on stderr if the file cannot be read and written past the system's cache, or
-  /// not by io_uring.
+  /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
 };
 
@@ -25,7 +23,6 @@ struct OffloadOptions {
 struct OffloadTraffic {
   std::int64_t read_bytes = 0;
   std::int64_t written_bytes = 0;
-  double seconds_waited = 0;  ///< for the disk, while there was nothing to compute
 };
 
 }  // namespace zero::optim

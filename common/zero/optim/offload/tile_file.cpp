@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <system_error>
 #include <utility>
 #define XXH_INLINE_ALL
@@ -15,9 +14,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/offload/thread_io.hpp>
 #include <zero/optim/offload/tile_file.hpp>
-#include <zero/optim/offload/uring_io.hpp>
 
 namespace zero::optim {
 namespace {
@@ -28,40 +25,37 @@ std::uint64_t checksum_of(const at::Tensor& buffer, std::int64_t bytes) {
   return XXH3_64bits(buffer.const_data_ptr(), static_cast<std::size_t>(bytes));
 }
 
+int file_in(const std::filesystem::path& folder) {
+  std::string path = folder / "zero-offload-XXXXXX";
+  const int file = ::mkostemp(path.data(), O_CLOEXEC);
+  if (file < 0) {
+    throw Error(fmt::format(
+        "optimizer states cannot be kept in {}: {}; offload needs a folder that exists and can be "
+        "written to",
+        folder.string(), reason(errno)));
+  }
+  ::unlink(path.c_str());
+  return file;
+}
+
 }  // namespace
 
 TileFile::TileFile(const OffloadOptions& options)
-    : folder_(options.folder), tile_bytes_(aligned(options.tile_bytes)) {
-  const auto most = static_cast<std::int64_t>(BlockIo::kMostBlocks);
-  block_bytes_ = aligned(std::max(options.block_bytes, (tile_bytes_ + most - 1) / most));
-  open();
-  const bool direct = ::fcntl(file_, F_SETFL, O_DIRECT) == 0;
-  // Without O_DIRECT io_uring would copy to the system's cache on this thread.
-  if (direct && options.io_uring) io_ = make_uring_io(file_);
-  if (options.says_how && options.io_uring && !io_) {
-    log_error(fmt::format("note: optimizer states in {} are read and written by threads, {}",
-                          folder_.string(),
-                          direct ? "without io_uring" : "through the system's cache"));
+    : folder_(options.folder),
+      tile_bytes_(aligned(options.tile_bytes)),
+      block_bytes_(aligned(std::max<std::int64_t>(1, options.block_bytes))),
+      file_(file_in(folder_)),
+      io_(file_) {
+  if (::fcntl(file_, F_SETFL, O_DIRECT) != 0 && options.says_how) {
+    log_error(
+        fmt::format("note: optimizer states in {} are read and written through the system's cache",
+                    folder_.string()));
   }
-  if (!io_) io_ = make_thread_io(file_);
 }
 
 TileFile::~TileFile() {
   give_up();
-  io_.reset();
   ::close(file_);
-}
-
-void TileFile::open() {
-  std::string path = folder_ / "zero-offload-XXXXXX";
-  file_ = ::mkostemp(path.data(), O_CLOEXEC);
-  if (file_ < 0) {
-    throw Error(fmt::format(
-        "optimizer states cannot be kept in {}: {}; offload needs a folder that exists and can be "
-        "written to",
-        folder_.string(), reason(errno)));
-  }
-  ::unlink(path.c_str());
 }
 
 at::Tensor TileFile::make_buffer(std::int64_t bytes) {
@@ -109,15 +103,12 @@ void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t b
   reading_ = to_read > 0 ? read : kNone;
   traffic_.written_bytes += to_write;
   traffic_.read_bytes += to_read;
-  io_->start(blocks);
+  io_.start(std::move(blocks));
 }
 
 void TileFile::finish() {
   if (!moving_.defined()) return;
-  const auto started = std::chrono::steady_clock::now();
-  const std::string wrong = io_->finish();
-  traffic_.seconds_waited +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  const std::string wrong = io_.finish();
   const at::Tensor buffer = std::exchange(moving_, at::Tensor());
   if (!wrong.empty()) {
     std::string text;
@@ -135,7 +126,7 @@ void TileFile::finish() {
 }
 
 void TileFile::give_up() noexcept {
-  if (moving_.defined()) io_->finish();
+  if (moving_.defined()) io_.finish();
   moving_ = at::Tensor();
 }
 

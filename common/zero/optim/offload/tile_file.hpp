@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <vector>
 
 #include <zero/optim/offload/block_io.hpp>
@@ -63,13 +62,12 @@ class TileFile {
     return static_cast<std::int64_t>(tile) * tile_bytes_;
   }
   [[noreturn]] void fail(const std::string& what) const;
-  void open();
 
   std::filesystem::path folder_;
   std::int64_t tile_bytes_;
   std::int64_t block_bytes_;
-  int file_ = -1;
-  std::unique_ptr<BlockIo> io_;
+  int file_;
+  BlockIo io_;
   std::vector<Tile> tiles_;
   at::Tensor moving_;  // the buffer between start() and finish()
   std::size_t writing_ = kNone;

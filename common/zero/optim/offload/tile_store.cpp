@@ -1,7 +1,5 @@
 #include <c10/util/ScopeExit.h>
 
-#include <utility>
-
 #include <zero/optim/offload/tile_store.hpp>
 
 namespace zero::optim {
@@ -62,9 +60,10 @@ at::Tensor TileStore::change(std::size_t tile) {
 }
 
 void TileStore::keep_changes() {
-  if (!std::exchange(changed_, false)) return;
+  if (!changed_) return;
   file_.start(buffers_[0], here_, bytes_[here_], TileFile::kNone);
   file_.finish();
+  changed_ = false;  // after an error it is written again
 }
 
 void TileStore::make_buffers() {

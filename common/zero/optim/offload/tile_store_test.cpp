@@ -4,11 +4,20 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
+#include <mutex>
+#include <set>
+#include <thread>
 
+#include <tests/support/disk.hpp>
 #include <tests/support/error_of.hpp>
+#include <tests/support/in_process.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/offload/tile_store.hpp>
@@ -21,21 +30,14 @@ using testing::TestFolder;
 constexpr std::int64_t kTile = 3 * TileFile::kAlignment;
 constexpr std::int64_t kOdd = 4097;  // bytes of the last tile
 
-// Its parameter: whether by io_uring.
-class TileStoreTest : public ::testing::TestWithParam<bool> {
+class TileStoreTest : public ::testing::Test {
  protected:
   OffloadOptions options() const { return options(folder_.path()); }
   OffloadOptions options(const std::filesystem::path& folder) const {
-    return {.folder = folder,
-            .tile_bytes = kTile,
-            .block_bytes = 4096,
-            .io_uring = GetParam(),
-            .says_how = false};
+    return {.folder = folder, .tile_bytes = kTile, .block_bytes = 4096, .says_how = false};
   }
   TestFolder folder_;
 };
-INSTANTIATE_TEST_SUITE_P(By, TileStoreTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "IoUring" : "Threads"; });
 
 // Whole tiles and an odd end; each tile full of its number.
 void fill(TileStore& store, int tiles) {
@@ -61,7 +63,7 @@ std::string path_of(TileStore& store) {
   return fmt::format("/proc/self/fd/{}", store.file().descriptor());
 }
 
-TEST_P(TileStoreTest, KeepsEveryByteThroughManySteps) {
+TEST_F(TileStoreTest, KeepsEveryByteThroughManySteps) {
   for (const int tiles : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(tiles);
     TileStore store(options());
@@ -81,7 +83,7 @@ TEST_P(TileStoreTest, KeepsEveryByteThroughManySteps) {
   }
 }
 
-TEST_P(TileStoreTest, SomeTilesAreUpdatedAndTheOthersStay) {
+TEST_F(TileStoreTest, SomeTilesAreUpdatedAndTheOthersStay) {
   TileStore store(options());
   fill(store, 5);
   store.stream({1, 4}, [](std::size_t, const at::Tensor& bytes) { bytes.add_(10); });
@@ -92,8 +94,135 @@ TEST_P(TileStoreTest, SomeTilesAreUpdatedAndTheOthersStay) {
   }
 }
 
+// ---- who has a buffer when
+
+// Sees every block that moves. Asserts that a block is not read into before its write has ended,
+// and that nothing of the tile moves that is being updated. Delays one hand-over.
+class Watched {
+ public:
+  // Delays hand-over `late`: transfers before they begin and after they have ended, in the order in
+  // which they begin; then updates.
+  explicit Watched(int late)
+      : late_(late), disk_([this](const testing::Transfer& t) { return transfer(t); }) {}
+
+  // To be called in an update of this tile.
+  void update(const at::Tensor& bytes, const std::function<void()>& work) {
+    updated_ = bytes.const_data_ptr();
+    delay(handed_over_++);
+    work();
+    updated_ = nullptr;
+  }
+  int hand_overs() const { return handed_over_; }
+
+ private:
+  ssize_t transfer(const testing::Transfer& t) {
+    const auto* const updated = static_cast<const char*>(updated_.load());
+    const auto* const data = static_cast<const char*>(t.data);
+    EXPECT_FALSE(updated != nullptr && data >= updated && data < updated + kTile)
+        << "a block moves while its tile is updated";
+    const int before = handed_over_++;
+    note(t.data, /*begins=*/true);
+    delay(before);
+    const ssize_t done = t.as_asked();
+    delay(handed_over_++);
+    note(t.data, /*begins=*/false);
+    return done;
+  }
+  void note(const void* block, bool begins) {
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(begins ? moving_.insert(block).second : moving_.erase(block) > 0)
+        << "a block is written and read at once";
+  }
+  void delay(int hand_over) const {
+    if (hand_over == late_) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+
+  const int late_;
+  std::atomic<int> handed_over_ = 0;
+  std::atomic<const void*> updated_ = nullptr;
+  std::mutex mutex_;
+  std::set<const void*> moving_;
+  testing::Disk disk_;
+};
+
+TEST_F(TileStoreTest, ADelayOfAnyHandOverChangesNothing) {
+  TileStore store(options());
+  fill(store, 4);
+  std::int64_t value = 1;  // of tile 0
+  for (int late = -1, hand_overs = 0; late < hand_overs; ++late, ++value) {
+    SCOPED_TRACE(late);
+    Watched watched(late);
+    store.stream(first_tiles(4), [&](std::size_t tile, const at::Tensor& bytes) {
+      watched.update(bytes, [&] {
+        const auto used = bytes.narrow(0, 0, tile < 3 ? kTile : kOdd);
+        EXPECT_TRUE(used.eq(static_cast<std::int64_t>(tile) + value).all().item<bool>()) << tile;
+        bytes.add_(1);
+      });
+    });
+    hand_overs = watched.hand_overs();
+    // Three tiles of three blocks and an odd one of two: read, written, and each update.
+    EXPECT_EQ(hand_overs, 2 * 2 * (3 * 3 + 2) + 4);
+  }
+}
+
+// Each waits for the other here: an update for the next read to have begun, and that read and the
+// write of the tile before for the update to have begun.
+TEST_F(TileStoreTest, TheNextTileIsReadAndTheOneBeforeIsWrittenDuringAnUpdate) {
+  TileStore store(options());
+  fill(store, 4);
+  std::atomic<int> updating = -1;
+  std::atomic<int> reading = 0;
+  const auto wait_until = [](const auto& holds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!holds() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    EXPECT_TRUE(holds());
+  };
+  const testing::Disk disk([&](const testing::Transfer& t) {
+    const int tile = static_cast<int>(t.at / kTile);
+    if (!t.writes) reading = std::max<int>(reading, tile);
+    const int during = t.writes ? tile + 1 : tile - 1;
+    if (during < 4) wait_until([&] { return updating >= during; });
+    return t.as_asked();
+  });
+  store.stream(first_tiles(4), [&](std::size_t tile, const at::Tensor&) {
+    updating = static_cast<int>(tile);
+    // Its read is behind the write of the tile before last, on the same thread.
+    if (tile < 3) wait_until([&] { return reading >= static_cast<int>(tile) + 1; });
+  });
+}
+
+// The system has no thread for anybody: who waits for the blocks moves them.
+TEST_F(TileStoreTest, WorksWithoutAnotherThread) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "LeakSanitizer needs a thread";
+#endif
+  ::chmod(folder_.path().c_str(), 0777);
+  EXPECT_EQ(testing::run_in_process([&]() -> std::string {
+              const rlimit none{0, 0};
+              if (::setrlimit(RLIMIT_NPROC, &none) != 0) return "no limit";
+              if (::geteuid() == 0 && ::setuid(65534) != 0) return "root has no limit";
+              try {
+                std::thread([] {}).join();
+                return "there is a thread";
+              } catch (const std::system_error&) {
+              }
+              TileStore store(options());
+              fill(store, 4);
+              for (int step = 0; step < 2; ++step) {
+                store.stream(first_tiles(4),
+                             [](std::size_t, const at::Tensor& bytes) { bytes.add_(1); });
+              }
+              std::string values;
+              for (const std::size_t i : first_tiles(4)) {
+                values += fmt::format(" {}", store.read(i)[kOdd - 1].item<std::int64_t>());
+              }
+              return values;
+            }),
+            " 3 4 5 6");
+}
+
 // By its own counters, and by the system's if the file is read and written past its cache.
-TEST_P(TileStoreTest, MovesEachByteOnceRoundedUpToTheAlignment) {
+TEST_F(TileStoreTest, MovesEachByteOnceRoundedUpToTheAlignment) {
   TileStore store(options());
   fill(store, 4);
   const auto of_system = [](const std::string& key) {
@@ -115,7 +244,7 @@ TEST_P(TileStoreTest, MovesEachByteOnceRoundedUpToTheAlignment) {
   EXPECT_EQ(of_system("write_bytes:") - written, expected);
 }
 
-TEST_P(TileStoreTest, HoldsTwoTilesInMemory) {
+TEST_F(TileStoreTest, HoldsTwoTilesInMemory) {
   TileStore store(options());
   const auto held = [] { return memory::snapshot()[memory::Category::kOptimizer]; };
   const std::int64_t before = held();
@@ -127,14 +256,14 @@ TEST_P(TileStoreTest, HoldsTwoTilesInMemory) {
   });
 }
 
-TEST_P(TileStoreTest, LeavesNothingInItsFolder) {
+TEST_F(TileStoreTest, LeavesNothingInItsFolder) {
   TileStore store(options());
   fill(store, 3);
   EXPECT_THAT(folder_.listing(), ::testing::IsEmpty());
 }
 
 // The file has no name: nobody can take it away, or write to that of another run.
-TEST_P(TileStoreTest, TwoShareAFolderThatIsRemoved) {
+TEST_F(TileStoreTest, TwoShareAFolderThatIsRemoved) {
   auto folder = std::make_unique<TestFolder>();
   TileStore one(options(folder->path())), other(options(folder->path()));
   fill(one, 3);
@@ -144,7 +273,7 @@ TEST_P(TileStoreTest, TwoShareAFolderThatIsRemoved) {
   EXPECT_EQ(other.read(4)[0].item<std::int64_t>(), 5);
 }
 
-TEST_P(TileStoreTest, AFolderThatCannotBeWrittenToIsRefused) {
+TEST_F(TileStoreTest, AFolderThatCannotBeWrittenToIsRefused) {
   const auto file = folder_.write("file", "");
   for (const std::filesystem::path& bad :
        {folder_ / "missing", file, std::filesystem::path("/proc")}) {
@@ -153,7 +282,7 @@ TEST_P(TileStoreTest, AFolderThatCannotBeWrittenToIsRefused) {
   }
 }
 
-TEST_P(TileStoreTest, AFlippedByteIsFound) {
+TEST_F(TileStoreTest, AFlippedByteIsFound) {
   TileStore store(options());
   fill(store, 3);
   const int file = ::open(path_of(store).c_str(), O_WRONLY | O_CLOEXEC);
@@ -170,7 +299,7 @@ TEST_P(TileStoreTest, AFlippedByteIsFound) {
   testing::expect_error([&] { store.read(2); }, {"tile 2 has other bytes"});
 }
 
-TEST_P(TileStoreTest, AFileThatWasCutShortIsFound) {
+TEST_F(TileStoreTest, AFileThatWasCutShortIsFound) {
   TileStore store(options());
   fill(store, 3);
   ASSERT_EQ(::truncate(path_of(store).c_str(), 4096), 0);
@@ -179,7 +308,7 @@ TEST_P(TileStoreTest, AFileThatWasCutShortIsFound) {
       {folder_.path().string(), "tile 0 could not be read", "0 of 4096 bytes were there"});
 }
 
-TEST_P(TileStoreTest, AFullDiskIsFoundBeforeAnythingIsUpdated) {
+TEST_F(TileStoreTest, AFullDiskIsFoundBeforeAnythingIsUpdated) {
   TileStore store(options());
   const testing::FullDisk full(2 * kTile);
   bool updated = false;
@@ -197,7 +326,7 @@ TEST_P(TileStoreTest, AFullDiskIsFoundBeforeAnythingIsUpdated) {
 }
 
 // A file system that takes no room in advance, full in the middle of a step.
-TEST_P(TileStoreTest, AWriteThatFailsIsAnErrorOfTheStep) {
+TEST_F(TileStoreTest, AWriteThatFailsIsAnErrorOfTheStep) {
   TileStore store(options());
   fill(store, 4);
   ASSERT_EQ(::truncate(path_of(store).c_str(), 4 * kTile), 0);
@@ -214,7 +343,7 @@ TEST_P(TileStoreTest, AWriteThatFailsIsAnErrorOfTheStep) {
       {folder_.path().string(), "tile "});
 }
 
-TEST_P(TileStoreTest, AfterAnErrorInAnUpdateItIsUsableOnceCleared) {
+TEST_F(TileStoreTest, AfterAnErrorInAnUpdateItIsUsableOnceCleared) {
   TileStore store(options());
   fill(store, 4);
   testing::expect_error(
