@@ -9,11 +9,6 @@ namespace {
 // Below so many bytes from a host, sent directly, a message more costs longer than the bytes.
 constexpr std::int64_t kLeastBytes = 64 << 10;
 
-bool is_reduction(Operation operation) {
-  return operation == Operation::kReduce || operation == Operation::kAllReduce ||
-         operation == Operation::kReduceScatter;
-}
-
 }  // namespace
 
 at::ScalarType type_of_sums(at::ScalarType dtype) {
@@ -52,8 +47,7 @@ std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t e
 bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
   if (choice_ == Choice::kDirect) return false;
   // Integers cannot be averaged, which the direct way says.
-  if (is_reduction(call.operation) && call.divisor != 1 && !tensor.is_floating_point())
-    return false;
+  if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
   const std::int64_t sums =
       tensor.numel() *
