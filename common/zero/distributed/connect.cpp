@@ -66,12 +66,6 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
-// The value of an environment variable that overrides an option.
-std::string option_or(const char* variable, const std::string& option) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && *value != '\0' ? value : option;
-}
-
 using Mode = HostTransport::TransportMode;
 
 Mode mode_of(const std::string& transport) {
@@ -82,7 +76,7 @@ Mode mode_of(const std::string& transport) {
 }
 
 std::string transport_of(const Place& place) {
-  return option_or("ZERO_TRANSPORT", place.options.transport);
+  return variable_or("ZERO_TRANSPORT", place.options.transport);
 }
 
 // The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
@@ -114,16 +108,6 @@ GlooBackend* gloo_in(Backend* backend) {
   if (auto* const over = dynamic_cast<HierarchicalBackend*>(backend)) backend = &over->direct();
   if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
   return dynamic_cast<GlooBackend*>(backend);
-}
-
-HostRoutes::Choice choice_of(const std::string& between_hosts) {
-  using Choice = HostRoutes::Choice;
-  const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
-                                                 {"direct", Choice::kDirect},
-                                                 {"hierarchical", Choice::kHierarchical}};
-  if (choices.count(between_hosts) > 0) return choices.at(between_hosts);
-  throw Error(
-      fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", between_hosts));
 }
 
 struct Registered {
@@ -175,8 +159,7 @@ std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_
     cpu = earlier->take_direct();
   }
   GlooBackend* const gloo = gloo_in(cpu.get());
-  const HostRoutes::Choice choice =
-      choice_of(option_or("ZERO_BETWEEN_HOSTS", place.options.between_hosts));
+  const HostRoutes::Choice choice = HostRoutes::choice(place.options.between_hosts);
   const auto routes = HostRoutes::of(hosts, choice);
   if (!routes || gloo == nullptr) return cpu;
   // Ranks that read each other's memory are on one machine, whatever they call hosts.

@@ -6,6 +6,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
+#include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -18,12 +19,19 @@ class FakeBackend final : public Backend {
       : rank_(rank), size_(size), source_(std::move(source)) {}
 
   void set_source(FakeSource source) { *source_ = std::move(source); }
+  void set_hosts(const std::vector<int>& hosts) {
+    routes_ = HostRoutes::of(hosts, HostRoutes::choice("auto"));
+  }
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   bool takes(at::Device /*device*/) const override { return true; }
   // The same as in a real group, so that a step has the same number of collectives. Nothing is
   // added up here, so no gradient is ever found not finite.
   bool finds_not_finite() const override { return true; }
+  std::optional<std::int64_t> sent_between_hosts(const Call& call,
+                                                 const at::Tensor& tensor) const override {
+    return routes_ ? routes_->sent_between_hosts(call, tensor, rank_) : std::nullopt;
+  }
 
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
     return std::make_unique<WhenWaitedFor>(*this, call, std::move(output), std::move(input));
@@ -52,15 +60,22 @@ class FakeBackend final : public Backend {
   int rank_;
   int size_;
   std::shared_ptr<FakeSource> source_;  // one for all groups of this rank
+  std::optional<HostRoutes> routes_;
 };
 
 Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>& source) {
   return {.rank = rank,
           .size = size,
           .cpu = std::make_unique<FakeBackend>(rank, size, source),
-          .split = [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
-            return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
-          }};
+          .split =
+              [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
+                return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
+              },
+          .over_hosts =
+              [](std::unique_ptr<Backend> cpu, const std::vector<int>& hosts) {
+                dynamic_cast<FakeBackend&>(*cpu).set_hosts(hosts);
+                return cpu;
+              }};
 }
 
 }  // namespace

@@ -51,12 +51,6 @@ HierarchicalBackend::~HierarchicalBackend() {
   messages_.log->end_waits();
 }
 
-std::optional<std::int64_t> HierarchicalBackend::sent_between_hosts(const Call& call,
-                                                                    const at::Tensor& t) const {
-  if (!links_.routes.take(call, t)) return std::nullopt;
-  return links_.routes.sent_between_hosts(call, t, links_.rank);
-}
-
 Backend::WorkPtr HierarchicalBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (!links_.routes.take(call, input)) return direct_->start(call, output, input);
   if (adds_up(call.operation)) {

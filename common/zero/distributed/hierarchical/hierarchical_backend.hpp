@@ -35,7 +35,9 @@ class HierarchicalBackend final : public Backend {
   std::string transport() const override { return direct_->transport(); }
   bool finds_not_finite() const override { return direct_->finds_not_finite(); }
   std::optional<std::int64_t> sent_between_hosts(const Call& call,
-                                                 const at::Tensor& tensor) const override;
+                                                 const at::Tensor& tensor) const override {
+    return links_.routes.sent_between_hosts(call, tensor, links_.rank);
+  }
 
   Backend& direct() { return *direct_; }
   std::unique_ptr<Backend> take_direct() { return std::move(direct_); }

@@ -2,7 +2,6 @@
 // are groups of this machine's ranks (Communicator::set_hosts()); tests/hosts has real ones.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -344,8 +343,7 @@ TEST(HierarchicalTensors, MayBeOverwrittenWhenWaitReturns) {
       const at::Tensor gathered = whole.clone();
       c.broadcast(whole, late % 4, Purpose::kParameter).wait();
       whole.fill_(std::nan(""));
-      EXPECT_TRUE(
-          at::equal(gathered, at::arange(4).repeat_interleave(kElements).to(at::kFloat)))
+      EXPECT_TRUE(at::equal(gathered, at::arange(4).repeat_interleave(kElements).to(at::kFloat)))
           << "all_gather " << late;
     }
   });
