@@ -25,6 +25,7 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/gloo/gloo_group.hpp>
 #include <zero/distributed/rank_order.hpp>
+#include <zero/memory/accounting.hpp>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -316,6 +317,7 @@ bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int6
 
 int run(int argc, char** argv) {
   ::unsetenv("ZERO_TRANSPORT");  // each implementation sets its own
+  memory::install();             // huge pages, as in a program that trains
   Settings settings;
   CLI::App options{"Collectives by size, each result checked."};
   options.add_option("--nproc", settings.world_sizes, "ranks, one number or several")
