@@ -233,7 +233,7 @@ TEST(HierarchicalChoice, OfOneRankThatDiffersIsDirectForAll) {
       if (c.rank() == 2) ::setenv("ZERO_BETWEEN_HOSTS", other, 1);
       const Layout two_of_two{2, 2};
       c.set_hosts(two_of_two.by_rank());
-      const at::Tensor all = at::empty({1 << 20}), piece = at::full({1 << 18}, c.rank());
+      const at::Tensor all = at::empty({1 << 20}), piece = at::full({1 << 18}, 1.0 * c.rank());
       EXPECT_EQ(
           left_hosts(c, two_of_two, [&] { return c.all_gather(all, piece, Purpose::kSetup); })[0],
           4 * all.numel());
@@ -374,7 +374,8 @@ void meet_in(const std::filesystem::path& folder, int rank, const std::vector<in
   }
 }
 
-// Not only when the ranks end that heard of it first.
+// Not only when the ranks end that heard of it first: rank 0 hears of rank 2 from the network, and
+// rank 1 waits for rank 0.
 TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) {
   const BetweenHosts forced("hierarchical");
   const testing::TestFolder folder;
@@ -386,14 +387,14 @@ TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) {
     c.barrier();
     if (c.rank() == 2) ::raise(SIGKILL);
     try {
-      c.all_reduce(at::ones({1 << 20}), Purpose::kGradient).wait();
+      c.all_gather(at::ones({1 << 20}), at::ones({1 << 18}), Purpose::kParameter).wait();
     } catch (const Error&) {
       meet_in(folder.path(), c.rank(), {0, 1, 3});
       throw;
     }
   });
   exits.erase(exits.begin() + 2);
-  testing::expect_errors(exits, ::testing::HasSubstr("all_reduce #"));
+  testing::expect_errors(exits, ::testing::HasSubstr("all_gather #"));
 }
 
 TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
@@ -405,16 +406,17 @@ TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
   on_ranks(options, [&](Communicator& c) {
     auto group = c.split({0, 1, 2, 3}, "over hosts");
     group->set_hosts({0, 0, 1, 1});
-    if (c.rank() == 2) {
+    if (c.rank() >= 2) {  // they have each other's values, and wait for a sum of the first host
       EXPECT_THROW(
           {
             const Work work = group->all_reduce(at::ones({100}), Purpose::kGradient);
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
             throw Error("enough");
           },
           Error);
       group.reset();
     }
-    meet_in(folder.path(), c.rank(), {2});
+    meet_in(folder.path(), c.rank(), {2, 3});
   });
 }
 
