@@ -265,7 +265,8 @@ TEST(DeviceFault, AnAbortThatFailsDoesNotHideTheCall) {
                   .bytes = 12,
                   .step = 2,
                   .public_call = {}};
-  const auto work = backend->all_reduce(call, at::ones({3}));
+  const at::Tensor tensor = at::ones({3});
+  const auto work = backend->start(call, tensor, tensor);
   expect_error([&] { work->wait(); },
                {"all_reduce #7 (gradient, 12 bytes) in step 2", "the connection is lost"});
 }

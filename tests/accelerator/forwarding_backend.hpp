@@ -13,26 +13,8 @@ class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
 
-  WorkPtr broadcast(const Call& call, at::Tensor tensor) override {
-    return inner_->broadcast(call, std::move(tensor));
-  }
-  WorkPtr reduce(const Call& call, at::Tensor tensor) override {
-    return inner_->reduce(call, std::move(tensor));
-  }
-  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override {
-    return inner_->all_reduce(call, std::move(tensor));
-  }
-  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override {
-    return inner_->reduce_scatter(call, std::move(output), std::move(input));
-  }
-  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return inner_->all_gather(call, std::move(output), std::move(input));
-  }
-  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
-    return inner_->all_to_all(call, std::move(output), std::move(input));
-  }
-  WorkPtr message(const Call& call, at::Tensor tensor) override {
-    return inner_->message(call, std::move(tensor));
+  WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
+    return inner_->start(call, output, input);
   }
   void progress() override { inner_->progress(); }
   void synchronize() override { inner_->synchronize(); }

@@ -20,7 +20,12 @@ class MessagesOverDevice final : public dist::testing::ForwardingBackend {
   MessagesOverDevice(std::unique_ptr<Backend> others, std::unique_ptr<Backend> messages)
       : ForwardingBackend(std::move(others)), messages_(std::move(messages)) {}
 
-  WorkPtr message(const Call& call, at::Tensor t) override { return messages_->message(call, t); }
+  WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
+    const bool is_message =
+        call.operation == dist::Operation::kSend || call.operation == dist::Operation::kRecv;
+    return is_message ? messages_->start(call, output, input)
+                      : ForwardingBackend::start(call, output, input);
+  }
   void synchronize() override { messages_->synchronize(); }
 
  private:

@@ -198,32 +198,30 @@ class TwinBackend final : public dist::Backend {
 
   std::string transport() const override { return "a thread"; }
 
-  WorkPtr broadcast(const Call& call, at::Tensor tensor) override {
-    return all_reduce(call, std::move(tensor));
+  WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
+    switch (call.operation) {
+      case dist::Operation::kReduceScatter:
+        return travel(call, [to = Bytes(output), from = Bytes(input)] {
+          // The others' pieces are read, to be sent; this rank's is what stays.
+          for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];
+          move_bytes(to.data, from.piece(0), to.size);
+        });
+      case dist::Operation::kAllGather:
+      case dist::Operation::kBarrier:
+        return travel(call, [to = Bytes(output), from = Bytes(input), call] {
+          for (int r = 0; r < kRanks; ++r) {
+            if (r == 0 && !call.copy_own_chunk) continue;
+            move_bytes(to.piece(r), from.data, from.size);
+          }
+        });
+      case dist::Operation::kAllToAll:
+      case dist::Operation::kSend:
+      case dist::Operation::kRecv:
+        return nullptr;
+      default:
+        return travel(call, [all = Bytes(input)] { move_bytes(all.data, all.data, all.size); });
+    }
   }
-  WorkPtr reduce(const Call& call, at::Tensor tensor) override {
-    return all_reduce(call, std::move(tensor));
-  }
-  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override {
-    return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
-  }
-  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override {
-    return travel(call, [to = Bytes(output), from = Bytes(input)] {
-      // The others' pieces are read, to be sent; this rank's is what stays.
-      for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];
-      move_bytes(to.data, from.piece(0), to.size);
-    });
-  }
-  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return travel(call, [to = Bytes(output), from = Bytes(input), call] {
-      for (int r = 0; r < kRanks; ++r) {
-        if (r == 0 && !call.copy_own_chunk) continue;
-        move_bytes(to.piece(r), from.data, from.size);
-      }
-    });
-  }
-  WorkPtr all_to_all(const Call&, at::Tensor, at::Tensor) override { return nullptr; }
-  WorkPtr message(const Call&, at::Tensor) override { return nullptr; }
 
  private:
   class Travelling final : public dist::Work::Pending {

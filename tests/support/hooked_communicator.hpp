@@ -27,26 +27,9 @@ class HookedBackend final : public dist::Backend {
   void progress() override { inner_->progress(); }
   void synchronize() override { inner_->synchronize(); }
 
-  WorkPtr broadcast(const dist::Call& call, at::Tensor tensor) override {
-    return pass(call, [&] { return inner_->broadcast(call, tensor); });
-  }
-  WorkPtr reduce(const dist::Call& call, at::Tensor tensor) override {
-    return pass(call, [&] { return inner_->reduce(call, tensor); });
-  }
-  WorkPtr all_reduce(const dist::Call& call, at::Tensor tensor) override {
-    return pass(call, [&] { return inner_->all_reduce(call, tensor); });
-  }
-  WorkPtr reduce_scatter(const dist::Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(call, [&] { return inner_->reduce_scatter(call, output, input); });
-  }
-  WorkPtr all_gather(const dist::Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(call, [&] { return inner_->all_gather(call, output, input); });
-  }
-  WorkPtr all_to_all(const dist::Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(call, [&] { return inner_->all_to_all(call, output, input); });
-  }
-  WorkPtr message(const dist::Call& call, at::Tensor tensor) override {
-    return pass(call, [&] { return inner_->message(call, tensor); });
+  WorkPtr start(const dist::Call& call, at::Tensor output, at::Tensor input) override {
+    hook_(call.operation, call.purpose, /*waiting=*/false);
+    return std::make_unique<HookedWork>(hook_, call, inner_->start(call, output, input));
   }
 
   std::unique_ptr<dist::Backend> take_inner() { return std::move(inner_); }
@@ -70,12 +53,6 @@ class HookedBackend final : public dist::Backend {
     dist::Call call_;
     WorkPtr work_;
   };
-
-  template <typename Start>
-  WorkPtr pass(const dist::Call& call, const Start& start) {
-    hook_(call.operation, call.purpose, /*waiting=*/false);
-    return std::make_unique<HookedWork>(hook_, call, start());
-  }
 
   std::unique_ptr<dist::Backend> inner_;
   Hook hook_;

@@ -15,9 +15,11 @@ def label(mbit):
 def link_seconds(host, mbit):
     """What a link needs for a step of this host's ranks; nothing where there is no limit.
 
-    The switch may have seen many segments as one frame, but the token bucket counts their headers.
+    The switch may have seen many segments as one frame, but the token bucket counts their headers. Segments that
+    were sent once more are no part of it: they may be those of the first step, which is not timed.
     """
-    wire = max(host["interface_bytes"], host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
+    wire = max(host["interface_bytes"] - host["bytes_again"],
+               host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
     return wire * 8 / (mbit * 1e6) if mbit else 0.0
 
 
@@ -36,7 +38,9 @@ def figures(mbit, document, wires, base_wires):
               "interface_bytes": (wire.bytes - base.bytes) / counted_steps,
               "frames": (wire.frames - base.frames) / counted_steps,
               "payload_bytes": (payload(wire) - payload(base)) / counted_steps,
-              "again": wire.again, "again_in_base": base.again}
+              "again": wire.again, "again_in_base": base.again,
+              # At most, as the last segment of a message is shorter.
+              "bytes_again": (SEGMENT + HEADERS) * wire.again / counted_steps}
              for number, (wire, base) in enumerate(zip(wires, base_wires))]
     return {"mode": mode["mode"], "mbit_per_s": mbit, "steps": steps, "step_seconds": mode["step_seconds"],
             "waiting_seconds": mode["communication_seconds"],

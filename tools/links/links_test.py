@@ -212,11 +212,17 @@ class Bytes(unittest.TestCase):
 
 class Speed(unittest.TestCase):
     def test_link_needs_time_for_headers_too(self):
-        host = {"counted_bytes": 125_000_000, "interface_bytes": 125_100_000}  # few frames were seen
+        host = {"counted_bytes": 125_000_000, "interface_bytes": 125_100_000, "bytes_again": 0}  # few frames were seen
         self.assertAlmostEqual(links_report.link_seconds(host, 1000), 1514 / 1448)
         host["interface_bytes"] = 137_500_000  # many, with acknowledgements
         self.assertAlmostEqual(links_report.link_seconds(host, 1000), 1.1)
         self.assertEqual(links_report.link_seconds(host, None), 0)
+        host["bytes_again"] = 12_500_000
+        self.assertAlmostEqual(links_report.link_seconds(host, 1000), 1514 / 1448)
+
+    def test_what_was_sent_once_more_may_belong_to_a_step_that_is_not_timed(self):
+        made = row(steps=2, step_seconds=0.21, missing=-12 * MIB, again=12 * MIB // 1448 + 1, frames=17_300)
+        self.assertEqual(links_report.wrong_speed(made), [])
 
     def test_a_step_cannot_be_faster_than_its_link(self):
         self.assertEqual(links_report.wrong_speed(row(step_seconds=0.21)), [])

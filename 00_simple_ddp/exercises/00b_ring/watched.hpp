@@ -96,15 +96,13 @@ class Watched {
    public:
     explicit MessagesOnly(Watched& self) : self_(self) {}
     std::string transport() const override { return self_.inner_->transport(); }
-    WorkPtr broadcast(const Call& call, Tensor) override { refuse(call); }
-    WorkPtr reduce(const Call& call, Tensor) override { refuse(call); }
-    WorkPtr all_reduce(const Call& call, Tensor) override { refuse(call); }
-    WorkPtr reduce_scatter(const Call& call, Tensor, Tensor) override { refuse(call); }
-    WorkPtr all_gather(const Call& call, Tensor, Tensor) override { refuse(call); }
-    WorkPtr all_to_all(const Call& call, Tensor, Tensor) override { refuse(call); }
-    WorkPtr message(const Call& call, Tensor tensor) override {
+    WorkPtr start(const Call& call, Tensor output, Tensor input) override {
       const bool sends = call.operation == zero::dist::Operation::kSend;
-      WorkPtr work = self_.inner_->message(call, std::move(tensor));
+      if (!sends && call.operation != zero::dist::Operation::kRecv) {
+        throw zero::exercise::Mistake(fmt::format("{} is called: send and recv are enough",
+                                                  zero::dist::name(call.operation)));
+      }
+      WorkPtr work = self_.inner_->start(call, output, input);
       Board::Waiting waiting{sends ? Board::Waiting::kSend : Board::Waiting::kRecv,
                              static_cast<std::int16_t>(call.root)};
       Board& board = self_.board_;
@@ -114,11 +112,6 @@ class Watched {
     }
 
    private:
-    [[noreturn]] static void refuse(const Call& call) {
-      throw zero::exercise::Mistake(
-          fmt::format("{} is called: send and recv are enough", zero::dist::name(call.operation)));
-    }
-
     Watched& self_;
   };
 

@@ -20,16 +20,9 @@ class StoreExchange;
 /// One way of carrying tensors between the ranks of a group: what a Communicator calls. It has
 /// checked the arguments, and counts and times; a backend moves bytes and adds them up.
 ///
-/// Each operation returns at once and is complete when its Pending has been waited on; null means
-/// that it is complete already. Tensors are contiguous, and what collectives get has more than 0
-/// elements. A backend is not called for one rank, unless works_alone(). What the operations mean,
-/// and which pieces of tensors they concern, is at the function of Communicator with the same name.
-/// `call` has what they need besides: the root, the divisor. Two collectives of different ranks
-/// with different Call::fingerprint must not take each other's data.
-///
-/// An operation, or the wait() of its Pending, throws zero::Error that names the call
-/// (Call::text()) if it cannot be done, a peer is lost, or the time limit (ConnectOptions::timeout)
-/// is over.
+/// What an operation means, and which pieces of tensors it concerns, is at the function of
+/// Communicator with the same name. A backend is not called for one rank, unless works_alone(). Two
+/// collectives of different ranks with different Call::fingerprint must not take each other's data.
 class Backend {
  public:
   using WorkPtr = std::unique_ptr<Work::Pending>;
@@ -39,15 +32,15 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  virtual WorkPtr broadcast(const Call& call, at::Tensor tensor) = 0;
-  // Reductions divide the sum by call.divisor.
-  virtual WorkPtr reduce(const Call& call, at::Tensor tensor) = 0;
-  virtual WorkPtr all_reduce(const Call& call, at::Tensor tensor) = 0;
-  virtual WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) = 0;
-  virtual WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) = 0;
-  virtual WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) = 0;
-  /// Operation::kSend to call.root, or Operation::kRecv from it; the tensor may be empty.
-  virtual WorkPtr message(const Call& call, at::Tensor tensor) = 0;
+  /// Starts `call.operation` and returns at once. It is complete when its Pending has been waited
+  /// on; null means that it is complete already. Tensors are contiguous, and those of collectives
+  /// have more than 0 elements. All but reduce_scatter, all_gather and all_to_all are in place:
+  /// `output` is `input`. A barrier is the all_gather of a byte. Reductions divide the sum by
+  /// call.divisor.
+  ///
+  /// start() or the wait() of its Pending throws zero::Error that names the call (Call::text()) if
+  /// it cannot be done, a peer is lost, or the time limit (ConnectOptions::timeout) is over.
+  virtual WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) = 0;
 
   /// See Communicator::progress() and synchronize().
   virtual void progress() {}

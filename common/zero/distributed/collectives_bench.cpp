@@ -6,11 +6,17 @@
 // crosses a rank's link, which makes it comparable with the link's speed for any number N of ranks:
 // 2 (N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all, 1 for broadcast
 // and reduce.
+//
+// Within a host, from 1 MiB on, percent_of_limit says how near the time is to the least that the
+// memory allows: the bytes that the operation has to read and write (memory_traffic()), at the rate
+// at which the same ranks, all at once and in turn with the operation, copy tensors of their own
+// with stores that go around the cache. No tensor is used again before 256 MiB of others were.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
@@ -19,6 +25,11 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/gloo/gloo_group.hpp>
 #include <zero/distributed/rank_order.hpp>
+#include <zero/memory/accounting.hpp>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace zero::dist {
 namespace {
@@ -29,10 +40,10 @@ struct Data {
   GroupPtr gloo;     // c10d's own group of the same ranks
   at::Tensor whole;  // [n], n a multiple of the number of ranks
   at::Tensor piece;  // [n / ranks]
-  at::Tensor other;  // [n]
+  at::Tensor other;  // [n] of an all-to-all and a reduce-scatter, else [0]
 
   // Tensors of zeros; `whole` of at most `bytes`.
-  Data(Communicator& communicator, std::int64_t bytes);
+  Data(Communicator& communicator, std::int64_t bytes, const std::string& operation);
   // The place of `rank` in a tensor like `whole`.
   at::Tensor part(const at::Tensor& tensor, int rank) const;
 };
@@ -115,18 +126,21 @@ const std::vector<std::pair<std::string, std::function<void(Data&)>>> kOurs = {
        d.ranks.reduce_scatter(d.piece, d.whole, Purpose::kGradient, ReduceOp::kSum).wait();
      }},
     {"all_gather",
-     [](Data& d) { d.ranks.all_gather(d.whole, d.piece, Purpose::kParameter).wait(); }},
+     [](Data& d) {
+       d.ranks.all_gather(d.whole, d.piece, Purpose::kParameter, /*copy_own_chunk=*/false).wait();
+     }},
     {"broadcast", [](Data& d) { d.ranks.broadcast(d.whole, 0, Purpose::kParameter).wait(); }},
     {"all_to_all",
      [](Data& d) { d.ranks.all_to_all(d.other, d.whole, Purpose::kParameter).wait(); }},
 };
 
-Data::Data(Communicator& communicator, std::int64_t bytes)
+Data::Data(Communicator& communicator, std::int64_t bytes, const std::string& operation)
     : ranks(communicator), gloo(gloo_group_of(communicator)) {
   const std::int64_t n = bytes / 4 / communicator.size();
   piece = at::zeros({n});
   whole = at::zeros({n * communicator.size()});
-  other = at::zeros({n * communicator.size()});
+  const bool uses_other = operation == "all_to_all" || operation == "reduce_scatter";
+  other = at::zeros({uses_other ? n * communicator.size() : 0});
 }
 
 at::Tensor Data::part(const at::Tensor& tensor, int rank) const {
@@ -196,25 +210,71 @@ void run_checked(Data& data, const Implementation& way) {
   }
 }
 
-// Seconds of one call in each of `repetitions`, on this rank. Small tensors are sent many times in
-// a row, so that leaving the barrier does not dominate the time.
-std::vector<double> measure(Data& data, const Implementation& way, int repetitions) {
-  constexpr std::int64_t kBytesInARow = 8 << 20;
-  const std::int64_t calls = std::clamp<std::int64_t>(
-      kBytesInARow / std::max<std::int64_t>(1, data.whole.nbytes()), 1, 200);
-  run_checked(data, way);
-  data.whole.zero_();  // sums of sums stay 0
-  data.piece.zero_();
-  std::vector<double> seconds;
-  for (int i = 0; i < repetitions; ++i) {
-    data.ranks.barrier();
-    const auto started = std::chrono::steady_clock::now();
-    for (std::int64_t c = 0; c < calls; ++c) way.run(data);
-    const auto time = std::chrono::steady_clock::now() - started;
-    seconds.push_back(std::chrono::duration<double>(time).count() / static_cast<double>(calls));
+// Bytes that all ranks together read from memory and write to it in an operation on `bytes` whose
+// blocks of sums stay in the cache, and whose stores go around it.
+std::int64_t memory_traffic(const std::string& operation, std::int64_t bytes, int n) {
+  // A rank reads its piece of N tensors and writes a sum.
+  if (operation == "reduce_scatter" || operation == "reduce") return bytes * (n + 1);
+  // The same, and then the sums of the others are read and written.
+  if (operation == "all_reduce") return bytes * (3 * n - 1);
+  // A rank reads and writes N pieces, its own too.
+  if (operation == "all_to_all") return bytes * 2 * n;
+  // N-1 pieces on each rank, or the whole on all but one.
+  return bytes * 2 * (n - 1);
+}
+
+void stream_copy(float* to, const float* from, std::int64_t n) {
+  std::int64_t i = 0;
+#ifdef __SSE2__
+  for (; i + 16 <= n; i += 16) {
+    for (int k = 0; k < 16; k += 4) _mm_stream_ps(to + i + k, _mm_loadu_ps(from + i + k));
   }
-  run_checked(data, way);
-  return seconds;
+  _mm_sfence();
+#endif
+  std::copy(from + i, from + n, to + i);
+}
+
+constexpr std::int64_t kLeastRotated = 1 << 20, kRotated = 256 << 20;
+
+// Seconds of one call in each repetition, on this rank.
+struct Times {
+  std::vector<double> operation;
+  std::vector<double> copy;  // of `whole`; of tensors that are rotated
+};
+
+// Small tensors are sent many times in a row, so that leaving the barrier does not dominate the
+// time.
+Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes, int repetitions) {
+  constexpr std::int64_t kBytesInARow = 8 << 20;
+  const std::int64_t calls = std::clamp<std::int64_t>(kBytesInARow / bytes, 1, 200);
+  const bool rotates = bytes >= kLeastRotated;
+  std::vector<Data> sets;
+  do {
+    sets.emplace_back(ranks, bytes, way.operation);
+  } while (rotates && static_cast<std::int64_t>(sets.size()) * bytes < kRotated);
+  const auto seconds_of = [&](const auto& call) {
+    ranks.barrier();
+    const auto started = std::chrono::steady_clock::now();
+    for (std::int64_t c = 0; c < calls; ++c) call();
+    const auto time = std::chrono::steady_clock::now() - started;
+    return std::chrono::duration<double>(time).count() / static_cast<double>(calls);
+  };
+  std::size_t next = 0;
+  const auto set = [&]() -> Data& { return sets[next++ % sets.size()]; };
+  run_checked(sets.front(), way);
+  sets.front().whole.zero_();  // sums of sums stay 0
+  sets.front().piece.zero_();
+  Times times;
+  for (int i = 0; i < repetitions; ++i) {
+    times.operation.push_back(seconds_of([&] { way.run(set()); }));
+    if (!rotates) continue;
+    times.copy.push_back(seconds_of([&] {
+      const at::Tensor from = set().whole, to = set().whole;
+      stream_copy(to.mutable_data_ptr<float>(), from.const_data_ptr<float>(), from.numel());
+    }));
+  }
+  run_checked(sets.front(), way);
+  return times;
 }
 
 double share_of_a_link(const std::string& operation, int n) {
@@ -236,21 +296,30 @@ bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int6
   const auto results = bench::on_ranks(options, [&](Communicator& c) -> bench::Json {
     // Not every machine lets ranks read each other's memory.
     if (way.name == "host" && c.transport().starts_with("TCP")) {
-      return {{"seconds", bench::Json::array()}};
+      return {{"seconds", bench::Json::array()}, {"copy", bench::Json::array()}};
     }
-    Data data(c, bytes);
-    return {{"seconds", measure(data, way, repetitions)}};
+    const Times times = measure(c, way, bytes, repetitions);
+    return {{"seconds", times.operation}, {"copy", times.copy}};
   });
   bench::Measured measured{bench::slowest(results, "seconds")};
   if (measured.seconds.empty()) return measured;
   const double algbw = static_cast<double>(bytes) / bench::median(measured.seconds) / 1e9;
   measured.counters = {{"algbw_gb_per_s", algbw},
                        {"busbw_gb_per_s", algbw * share_of_a_link(way.operation, ranks)}};
+  const std::vector<double> copies = bench::slowest(results, "copy");
+  if (way.name == "host" && !copies.empty()) {
+    // The shortest, so that what else runs on the machine counts least.
+    const double rate = 2.0 * ranks * static_cast<double>(bytes) / std::ranges::min(copies);
+    const auto traffic = static_cast<double>(memory_traffic(way.operation, bytes, ranks));
+    measured.counters["percent_of_limit"] =
+        100 * traffic / rate / std::ranges::min(measured.seconds);
+  }
   return measured;
 }
 
 int run(int argc, char** argv) {
   ::unsetenv("ZERO_TRANSPORT");  // each implementation sets its own
+  memory::install();             // huge pages, as in a program that trains
   Settings settings;
   CLI::App options{"Collectives by size, each result checked."};
   options.add_option("--nproc", settings.world_sizes, "ranks, one number or several")

@@ -32,12 +32,12 @@ class NarrowingWork final : public Work::Pending {
         not_finite_(not_finite) {}
 
   void wait() override {
-    work_->wait();
+    if (work_ != nullptr) work_->wait();
     const at::NoGradGuard no_grad;
     result_.copy_(wide_.view_as(result_));
     // The sum was checked before rounding, but rounding may overflow.
     if (not_finite_ == nullptr || all_finite(result_) || !all_finite(wide_)) return;
-    not_finite_->find(result_, {}, /*overwritten_finite=*/true, /*adds_sums=*/false);
+    not_finite_->find(result_, {}, {}, /*overwritten_finite=*/true);
   }
 
  private:
@@ -151,22 +151,27 @@ bool Communicator::sends(const at::Tensor& tensor) const {
          (device != nullptr && device->works_alone() && device->takes(tensor.device()));
 }
 
-// Starts a collective that sends `bytes_to(peer)` bytes to each other rank.
-template <typename BytesTo, typename Start>
-Work Communicator::carry(const Call& call, const at::Tensor& tensor, Clock::time_point started,
-                         const BytesTo& bytes_to, const Start& start) {
-  if (!sends(tensor)) return times_.track(call, nullptr, started);
-  count_bytes(call, bytes_to, &tensor);
-  return times_.track(call, start(backend_of(call.operation, tensor)), started);
+// Starts a collective that sends `bytes_to(peer)` bytes to each other rank; one rank alone does all
+// of it.
+template <typename BytesTo>
+WorkPtr Communicator::start(const Call& call, const at::Tensor& output, const at::Tensor& input,
+                            const BytesTo& bytes_to) {
+  if (!sends(input)) {
+    if (call.copy_own_chunk) copy_unless_same(output, input);
+    if (size_ == 1 && adds_up(call.operation)) divide(output, call.divisor);
+    return nullptr;
+  }
+  count_bytes(call, bytes_to, &input);
+  return backend_of(call.operation, input).start(call, output, input);
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
-  return carry(
-      call, tensor, started, [&](int) { return rank_ == root ? call.bytes : 0; },
-      [&](Backend& backend) { return backend.broadcast(call, tensor); });
+  return times_.track(
+      call, start(call, tensor, tensor, [&](int) { return rank_ == root ? call.bytes : 0; }),
+      started);
 }
 
 Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reduction reduction) {
@@ -175,14 +180,9 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   check_tensor(Operation::kReduce, tensor);
   const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin_reduction(Operation::kReduce, purpose, wide, reduction, root);
-  if (size_ == 1 && !sends(wide)) divide(tensor, call.divisor);
-  return carry(
-      call, wide, started, [&](int peer) { return peer == root ? call.bytes : 0; },
-      [&](Backend& backend) {
-        WorkPtr work = backend.reduce(call, wide);
-        // Only the root's tensor changes.
-        return rank_ == root ? narrowing(call, std::move(work), wide, tensor) : std::move(work);
-      });
+  WorkPtr work = start(call, wide, wide, [&](int peer) { return peer == root ? call.bytes : 0; });
+  if (rank_ == root) work = narrowing(call, std::move(work), wide, tensor);  // else it stays
+  return times_.track(call, std::move(work), started);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction) {
@@ -205,18 +205,14 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   }
   const at::Tensor wide = widened(input, reduction.type);
   const Call call = begin_reduction(Operation::kAllReduce, purpose, wide, reduction);
-  if (!sends(input)) copy_unless_same(output, input);
-  if (size_ == 1 && !sends(input)) divide(output, call.divisor);
   // A reduce-scatter and an all-gather: a peer gets its piece, and the sum of this rank's.
   const auto piece = [&](int rank) {
     return (piece_begin(wide.numel(), rank + 1, size_) - piece_begin(wide.numel(), rank, size_)) *
            static_cast<std::int64_t>(wide.element_size());
   };
-  return carry(
-      call, wide, started, [&](int peer) { return piece(peer) + piece(rank_); },
-      [&](Backend& backend) {
-        return narrowing(call, backend.all_reduce(call, wide), wide, output);
-      });
+  const at::Tensor sum = sends(wide) ? wide : output;
+  WorkPtr work = start(call, sum, wide, [&](int peer) { return piece(peer) + piece(rank_); });
+  return times_.track(call, narrowing(call, std::move(work), sum, output), started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -229,18 +225,12 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
                /*same_dtype=*/!keeps_sum);
   const at::Tensor wide = widened(input, reduction.type);
   const Call call = begin_reduction(Operation::kReduceScatter, purpose, wide, reduction);
-  if (!sends(input)) copy_unless_same(output, input);
-  if (size_ == 1 && !sends(input)) divide(output, call.divisor);
-  return carry(
-      call, wide, started, [&](int) { return call.bytes / size_; },
-      [&](Backend& backend) {
-        // Uses its own piece of the wide copy, which is not needed otherwise.
-        const at::Tensor sum =
-            wide.scalar_type() == output.scalar_type()
-                ? output
-                : wide.flatten().narrow(0, rank_ * output.numel(), output.numel());
-        return narrowing(call, backend.reduce_scatter(call, sum, wide), sum, output);
-      });
+  // Uses its own piece of the wide copy, which is not needed otherwise.
+  const at::Tensor sum = !sends(wide) || wide.scalar_type() == output.scalar_type()
+                             ? output
+                             : wide.flatten().narrow(0, rank_ * output.numel(), output.numel());
+  WorkPtr work = start(call, sum, wide, [&](int) { return call.bytes / size_; });
+  return times_.track(call, narrowing(call, std::move(work), sum, output), started);
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -249,10 +239,7 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpo
   check_pieces(Operation::kAllGather, "output", output, "input", input);
   Call call = begin(Operation::kAllGather, purpose, input);
   call.copy_own_chunk = copy_own_chunk;
-  if (!sends(input) && copy_own_chunk) copy_unless_same(output, input);
-  return carry(
-      call, input, started, [&](int) { return call.bytes; },
-      [&](Backend& backend) { return backend.all_gather(call, output, input); });
+  return times_.track(call, start(call, output, input, [&](int) { return call.bytes; }), started);
 }
 
 Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
@@ -267,10 +254,8 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpo
         text_of(input), text_of(output), size_));
   }
   const Call call = begin(Operation::kAllToAll, purpose, input);
-  if (!sends(input)) copy_unless_same(output, input);
-  return carry(
-      call, input, started, [&](int) { return call.bytes / size_; },
-      [&](Backend& backend) { return backend.all_to_all(call, output, input); });
+  return times_.track(call, start(call, output, input, [&](int) { return call.bytes / size_; }),
+                      started);
 }
 
 Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose) {
@@ -298,7 +283,7 @@ Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Pur
   if (operation == Operation::kSend) {
     count_bytes(call, [&](int other) { return other == peer ? call.bytes : 0; });
   }
-  return times_.track(call, backend.message(call, std::move(tensor)), started);
+  return times_.track(call, backend.start(call, tensor, tensor), started);
 }
 
 void Communicator::barrier() {
@@ -307,10 +292,7 @@ void Communicator::barrier() {
   at::Tensor flag = at::ones({size_}, at::kByte);
   at::Tensor mine = flag.narrow(0, rank_, 1);
   const Call call = begin(Operation::kBarrier, Purpose::kControl, mine);
-  carry(
-      call, mine, started, [](int) { return 1; },
-      [&](Backend& backend) { return backend.all_gather(call, flag, mine); })
-      .wait();
+  times_.track(call, start(call, flag, mine, [](int) { return 1; }), started).wait();
 }
 
 std::vector<std::string> Communicator::exchange(const std::string& text) {

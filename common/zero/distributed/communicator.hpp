@@ -140,9 +140,9 @@ class Communicator final {
                        const Reduction& reduction, int root = -1);
   Work message(Operation operation, at::Tensor tensor, int peer, Purpose purpose);
   Backend& backend_of(Operation operation, const at::Tensor& tensor) const;
-  template <typename BytesTo, typename Start>
-  Work carry(const Call& call, const at::Tensor& tensor, Activity::TimePoint started,
-             const BytesTo& bytes_to, const Start& start);
+  template <typename BytesTo>
+  std::unique_ptr<Work::Pending> start(const Call& call, const at::Tensor& output,
+                                       const at::Tensor& input, const BytesTo& bytes_to);
   void count(const Call& call, std::int64_t calls, std::int64_t bytes, std::int64_t between_hosts);
   template <typename BytesTo>
   void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor* tensor = nullptr);

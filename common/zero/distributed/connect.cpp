@@ -18,7 +18,6 @@
 #include <zero/distributed/host/host_backend.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 #include <zero/distributed/store/timed_store.hpp>
-#include <zero/distributed/store/watched_store.hpp>
 
 namespace zero::dist {
 namespace {
@@ -67,12 +66,6 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
-// The value of an environment variable that overrides an option.
-std::string option_or(const char* variable, const std::string& option) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && *value != '\0' ? value : option;
-}
-
 using Mode = HostTransport::TransportMode;
 
 Mode mode_of(const std::string& transport) {
@@ -83,7 +76,7 @@ Mode mode_of(const std::string& transport) {
 }
 
 std::string transport_of(const Place& place) {
-  return option_or("ZERO_TRANSPORT", place.options.transport);
+  return variable_or("ZERO_TRANSPORT", place.options.transport);
 }
 
 // The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
@@ -117,67 +110,6 @@ GlooBackend* gloo_in(Backend* backend) {
   return dynamic_cast<GlooBackend*>(backend);
 }
 
-HostRoutes::Choice choice_of(const std::string& between_hosts) {
-  using Choice = HostRoutes::Choice;
-  const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
-                                                 {"direct", Choice::kDirect},
-                                                 {"hierarchical", Choice::kHierarchical}};
-  if (choices.count(between_hosts) > 0) return choices.at(between_hosts);
-  throw Error(
-      fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", between_hosts));
-}
-
-// Connects the ranks of this host, rank `place` of which this is; null where they have to use TCP.
-// `number` tells these groups from those before.
-std::unique_ptr<HostBackend> connect_host(const Place& place, const HostRoutes& routes, int number,
-                                          std::shared_ptr<StoreExchange>& exchange) {
-  const int host = routes.host_of(place.rank), local = routes.place_of(place.rank);
-  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
-      fmt::format("host/{}/{}", number, host), place.store->store());
-  const int server = place.store->server();
-  exchange = std::make_shared<StoreExchange>(
-      store, local, routes.per_host(), place.options.timeout,
-      server >= 0 && routes.host_of(server) == host ? routes.place_of(server) : -1);
-  std::string reason;
-  auto transport = HostTransport::open(*exchange, mode_of(transport_of(place)), reason);
-  if (transport == nullptr) return nullptr;
-  std::vector<int> names;
-  for (int p = 0; p < routes.per_host(); ++p) names.push_back(routes.rank_at(host, p));
-  transport->set_names(std::move(names));
-  return std::make_unique<HostBackend>(Place{local, routes.per_host(), local, exchange, {}},
-                                       std::move(transport), nullptr, std::move(reason));
-}
-
-// `cpu`, with a way between hosts that sends less where there is one. Called by all ranks.
-std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_ptr<Backend> cpu,
-                                    const std::vector<int>& hosts) {
-  if (auto* const earlier = dynamic_cast<HierarchicalBackend*>(cpu.get())) {
-    cpu = earlier->take_direct();
-  }
-  GlooBackend* const gloo = gloo_in(cpu.get());
-  const HostRoutes::Choice choice =
-      choice_of(option_or("ZERO_BETWEEN_HOSTS", place.options.between_hosts));
-  const auto routes = HostRoutes::of(hosts, choice);
-  if (!routes || gloo == nullptr) return cpu;
-  // Ranks that read each other's memory are on one machine, whatever they call hosts.
-  const bool on_one_machine = dynamic_cast<HostBackend*>(cpu.get()) != nullptr;
-  const bool goes_directly = choice == HostRoutes::Choice::kDirect ||
-                             (choice == HostRoutes::Choice::kAuto && on_one_machine);
-  // Ranks that chose differently would take different ways: then all go directly.
-  const std::string mine = goes_directly ? "direct" : std::to_string(static_cast<int>(choice));
-  for (const std::string& theirs : place.store->exchange(mine)) {
-    if (goes_directly || theirs != mine) return cpu;
-  }
-  std::shared_ptr<StoreExchange> exchange;
-  std::unique_ptr<HostBackend> inside = connect_host(place, *routes, number, exchange);
-  const bool can = inside != nullptr;
-  for (const std::string& theirs : place.store->exchange(can ? "can" : "cannot")) {
-    if (theirs != "can") return cpu;
-  }
-  return std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
-                                               std::move(exchange), std::move(inside));
-}
-
 struct Registered {
   at::DeviceType device;
   MakeBackend make;
@@ -199,6 +131,61 @@ const Registered& backend(const std::string& name) {
                           name == "nccl" ? ": link zero::cuda and call dist::enable_nccl()" : ""));
 }
 
+Connection join(Place place);
+
+// The connection of a group of these ranks, of which this rank is rank `rank`.
+Connection split(const Place& place, int rank, const std::vector<int>& ranks,
+                 const std::string& label) {
+  Place group = place;
+  group.rank = rank;
+  group.size = static_cast<int>(ranks.size());
+  StorePtr store;
+  if (group.size > 1) {
+    store = c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), place.store->store());
+  }
+  const auto server = std::find(ranks.begin(), ranks.end(), place.store->server());
+  group.store = std::make_shared<StoreExchange>(
+      store, rank, group.size, place.options.timeout,
+      server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin()));
+  return join(std::move(group));
+}
+
+// `cpu`, with a way between hosts that sends less where there is one. Called by all ranks; `number`
+// tells this call from those before.
+std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_ptr<Backend> cpu,
+                                    const std::vector<int>& hosts) {
+  if (auto* const earlier = dynamic_cast<HierarchicalBackend*>(cpu.get())) {
+    cpu = earlier->take_direct();
+  }
+  GlooBackend* const gloo = gloo_in(cpu.get());
+  const HostRoutes::Choice choice = HostRoutes::choice(place.options.between_hosts);
+  const auto routes = HostRoutes::of(hosts, choice);
+  if (!routes || gloo == nullptr) return cpu;
+  // Ranks that read each other's memory are on one machine, whatever they call hosts.
+  const bool on_one_machine = dynamic_cast<HostBackend*>(cpu.get()) != nullptr;
+  const bool goes_directly = choice == HostRoutes::Choice::kDirect ||
+                             (choice == HostRoutes::Choice::kAuto && on_one_machine);
+  // Ranks that chose differently would take different ways: then all go directly.
+  const std::string mine = goes_directly ? "direct" : std::to_string(static_cast<int>(choice));
+  for (const std::string& theirs : place.store->exchange(mine)) {
+    if (goes_directly || theirs != mine) return cpu;
+  }
+  std::vector<int> of_host;
+  for (int p = 0; p < routes->per_host(); ++p) {
+    of_host.push_back(routes->rank_at(routes->host_of(place.rank), p));
+  }
+  Connection inside =
+      split(place, routes->place_of(place.rank), of_host, fmt::format("host {}", number));
+  auto* const host = dynamic_cast<HostBackend*>(inside.cpu.get());
+  for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
+    if (said != "can") return cpu;
+  }
+  host->host_transport().set_part_of(place.store->call_log(), std::move(of_host));
+  return std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
+                                               std::move(inside));
+}
+
 // Called by all ranks of the group that `place` describes.
 Connection join(Place place) {
   Connection joined{.rank = place.rank, .size = place.size};
@@ -218,19 +205,7 @@ Connection join(Place place) {
   }
   joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,
                                             const std::string& label) {
-    Place group = place;
-    group.rank = rank;
-    group.size = static_cast<int>(ranks.size());
-    StorePtr store;
-    if (group.size > 1) {
-      store = c10::make_intrusive<c10d::PrefixStore>(
-          fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), place.store->store());
-    }
-    const auto server = std::find(ranks.begin(), ranks.end(), place.store->server());
-    group.store = std::make_shared<StoreExchange>(
-        store, rank, group.size, place.options.timeout,
-        server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin()));
-    return join(std::move(group));
+    return split(place, rank, ranks, label);
   };
   return joined;
 }
@@ -241,7 +216,7 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, 
                                               int patience = 1) {
   options.timeout = time_limit(options.timeout);
   backend(options.backend);  // throws before ranks wait for each other
-  StorePtr store = c10::make_intrusive<WatchedStore>(options.prefix, base);
+  StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, patience * options.timeout);
   auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
   return std::make_unique<Communicator>(

@@ -44,25 +44,16 @@ class SharedFile {
 
   int descriptor() const { return descriptor_; }
 
-  void write(const std::string& text) const {
-    std::size_t done = 0;
-    while (done < text.size()) {
-      const ssize_t n = ::write(descriptor_, text.data() + done, text.size() - done);
-      if (n <= 0) break;
-      done += static_cast<std::size_t>(n);
-    }
-  }
+  void write(const std::string& text) const { std::ofstream(path()) << text; }
 
   std::string read() const {
-    const auto size =
-        static_cast<std::size_t>(std::max<off_t>(0, ::lseek(descriptor_, 0, SEEK_END)));
-    std::string text(size, '\0');
-    const ssize_t n = ::pread(descriptor_, text.data(), size, 0);
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
-    return text;
+    std::ifstream file(path(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
   }
 
  private:
+  std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+
   int descriptor_;
 };
 

@@ -15,7 +15,6 @@
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 #include <zero/distributed/store/rendezvous.hpp>
-#include <zero/distributed/store/watched_store.hpp>
 
 namespace zero::dist {
 namespace {
@@ -120,9 +119,9 @@ TEST(TimeLimit, IsThatOfTheEnvironment) {
   }
 }
 
-TEST(WatchedStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {
+TEST(FolderStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {
   const Rendezvous rendezvous;
-  WatchedStore store("ranks", c10::make_intrusive<FolderStore>(rendezvous.folder()));
+  FolderStore store(rendezvous.folder());
   store.setTimeout(std::chrono::minutes(5));
   const std::vector<std::uint8_t> word = {'h', 'e', 'r', 'e'};
   store.set("word of rank 1", word);

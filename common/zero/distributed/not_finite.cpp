@@ -1,8 +1,7 @@
-#include <ATen/ops/isfinite.h>
-
 #include <utility>
 
 #include <zero/distributed/not_finite.hpp>
+#include <zero/distributed/rank_order.hpp>
 
 namespace zero::dist {
 
@@ -19,14 +18,12 @@ void NotFinite::note(int rank) {
 }
 
 void NotFinite::find(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
-                     bool overwritten_finite, bool adds_sums) {
+                     const std::vector<int>& ranks, bool overwritten_finite) {
   bool found = false;
-  for (std::size_t r = 0; r < contributions.size(); ++r) {
-    const bool overwritten = contributions[r].data_ptr() == sum.data_ptr();
-    if (overwritten ? overwritten_finite : at::isfinite(contributions[r]).all().item<bool>()) {
-      continue;
-    }
-    if (!adds_sums) note(static_cast<int>(r));
+  for (std::size_t i = 0; i < contributions.size(); ++i) {
+    const bool overwritten = contributions[i].data_ptr() == sum.data_ptr();
+    if (overwritten ? overwritten_finite : all_finite(contributions[i])) continue;
+    if (ranks[i] >= 0) note(ranks[i]);
     found = true;
   }
   if (!found) note(rank_);

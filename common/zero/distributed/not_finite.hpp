@@ -18,11 +18,11 @@ class NotFinite {
   std::vector<bool> take();
   /// Notes that rank `rank` contributed such a value. For sums that no communicator makes.
   void note(int rank);
-  /// For backends: `sum` of `contributions`, by rank, is not finite. `overwritten_finite`: whether
-  /// the contribution that the sum has overwritten, if any, was finite. `adds_sums`: the
-  /// contributions are sums, and the reductions that made them have noted whose they are.
+  /// For backends: `sum` of `contributions`, of these ranks, is not finite. Rank -1: that one is a
+  /// sum, and what made it has noted whose fault it is. `overwritten_finite`: whether the
+  /// contribution that `sum` has overwritten, if any, was finite.
   void find(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
-            bool overwritten_finite, bool adds_sums);
+            const std::vector<int>& ranks, bool overwritten_finite);
 
   /// From now on what is noted counts for `parent` too, where rank r is rank `ranks`[r].
   void set_parent(NotFinite* parent, std::vector<int> ranks) {

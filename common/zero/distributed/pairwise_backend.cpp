@@ -1,3 +1,4 @@
+#include <numeric>
 #include <utility>
 
 #include <zero/distributed/not_finite.hpp>
@@ -6,14 +7,15 @@
 
 namespace zero::dist {
 
-Pieces::Pieces(const Call& call, int rank, int size, const at::Tensor& whole, at::Tensor result)
+Pieces::Pieces(const Call& call, int rank, int size, const at::Tensor& result,
+               const at::Tensor& whole)
     : input(whole.flatten()), gather(call.operation == Operation::kAllReduce) {
   for (int r = 0; r <= size; ++r) {
     bounds.push_back(call.operation != Operation::kReduce ? piece_begin(input.numel(), r, size)
                      : r <= call.root                     ? 0
                                                           : input.numel());
   }
-  output = result.defined() ? result.flatten() : of(rank);
+  output = call.operation == Operation::kReduceScatter ? result.flatten() : of(rank);
 }
 
 std::int64_t Pieces::length(int rank) const {
@@ -28,10 +30,29 @@ at::Tensor Pieces::of(int rank) const {
 void add_up(const Call& call, const at::Tensor& sum, const std::vector<at::Tensor>& contributions) {
   const SumCheck check = sum_in_rank_order(sum, contributions, call.divisor);
   if (check.finite || call.not_finite == nullptr) return;
-  call.not_finite->find(sum, contributions, check.overwritten_finite, call.adds_sums);
+  std::vector<int> ranks(contributions.size(), -1);
+  if (!call.adds_sums) std::iota(ranks.begin(), ranks.end(), 0);
+  call.not_finite->find(sum, contributions, ranks, check.overwritten_finite);
 }
 
-Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, at::Tensor tensor) {
+Backend::WorkPtr PairwiseBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
+  if (adds_up(call.operation)) {
+    return reduce_pieces(call, Pieces(call, rank_, size_, output, input));
+  }
+  switch (call.operation) {
+    case Operation::kBroadcast:
+      return broadcast(call, input);
+    case Operation::kAllToAll:
+      return all_to_all(call, output, input);
+    case Operation::kSend:
+    case Operation::kRecv:
+      return message(call, std::move(input));
+    default:
+      return all_gather(call, output, input);
+  }
+}
+
+Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, const at::Tensor& tensor) {
   if (rank_ != call.root) return exchange_parts(call, tensor, {}, {{call.root, tensor}});
   std::vector<Part> outgoing;
   for (int peer = 0; peer < size_; ++peer) {
@@ -40,21 +61,8 @@ Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, at::Tensor tensor)
   return exchange_parts(call, tensor, std::move(outgoing), {});
 }
 
-Backend::WorkPtr PairwiseBackend::reduce(const Call& call, at::Tensor tensor) {
-  return reduce_pieces(call, Pieces(call, rank_, size_, tensor));
-}
-
-Backend::WorkPtr PairwiseBackend::all_reduce(const Call& call, at::Tensor tensor) {
-  return reduce_pieces(call, Pieces(call, rank_, size_, tensor));
-}
-
-Backend::WorkPtr PairwiseBackend::reduce_scatter(const Call& call, at::Tensor output,
-                                                 at::Tensor input) {
-  return reduce_pieces(call, Pieces(call, rank_, size_, input, std::move(output)));
-}
-
-Backend::WorkPtr PairwiseBackend::all_gather(const Call& call, at::Tensor output,
-                                             at::Tensor input) {
+Backend::WorkPtr PairwiseBackend::all_gather(const Call& call, const at::Tensor& output,
+                                             const at::Tensor& input) {
   const std::vector<at::Tensor> to = output.flatten().chunk(size_);
   const at::Tensor source = input.flatten();
   const at::Tensor& own = to[static_cast<std::size_t>(rank_)];
@@ -68,8 +76,8 @@ Backend::WorkPtr PairwiseBackend::all_gather(const Call& call, at::Tensor output
   return exchange_parts(call, source, std::move(outgoing), std::move(incoming));
 }
 
-Backend::WorkPtr PairwiseBackend::all_to_all(const Call& call, at::Tensor output,
-                                             at::Tensor input) {
+Backend::WorkPtr PairwiseBackend::all_to_all(const Call& call, const at::Tensor& output,
+                                             const at::Tensor& input) {
   const std::vector<at::Tensor> from = input.flatten().chunk(size_);
   const std::vector<at::Tensor> to = output.flatten().chunk(size_);
   const auto me = static_cast<std::size_t>(rank_);

@@ -14,9 +14,8 @@ namespace zero::dist {
 /// and writes `output`, which may be its own piece of `input`. In an all-reduce (`gather`) all sums
 /// return into `input`.
 struct Pieces {
-  /// Of a reduce (the root owns everything), all_reduce or reduce_scatter. Without an output it is
-  /// this rank's own piece.
-  Pieces(const Call& call, int rank, int size, const at::Tensor& whole, at::Tensor result = {});
+  /// Of a reduce (the root owns everything), all_reduce or reduce_scatter: see Backend::start().
+  Pieces(const Call& call, int rank, int size, const at::Tensor& result, const at::Tensor& whole);
 
   std::int64_t length(int rank) const;
   at::Tensor of(int rank) const;
@@ -35,12 +34,7 @@ void add_up(const Call& call, const at::Tensor& sum, const std::vector<at::Tenso
 /// which part of a tensor goes to which rank. What derives from it carries the parts.
 class PairwiseBackend : public Backend {
  public:
-  WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
-  WorkPtr reduce(const Call& call, at::Tensor tensor) override;
-  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override;
-  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override;
 
   /// What a peer receives from this rank, or the tensor that a peer's data goes to.
   struct Part {
@@ -60,8 +54,14 @@ class PairwiseBackend : public Backend {
   virtual WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
                                  std::vector<Part> incoming) = 0;
   virtual WorkPtr reduce_pieces(const Call& call, Pieces pieces) = 0;
+  /// Operation::kSend to call.root, or Operation::kRecv from it; the tensor may be empty.
+  virtual WorkPtr message(const Call& call, at::Tensor tensor) = 0;
 
  private:
+  WorkPtr broadcast(const Call& call, const at::Tensor& tensor);
+  WorkPtr all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input);
+  WorkPtr all_to_all(const Call& call, const at::Tensor& output, const at::Tensor& input);
+
   int rank_;
   int size_;
 };

@@ -15,6 +15,11 @@ std::string_view name(Operation operation) {
   return kNames.at(static_cast<std::size_t>(operation));
 }
 
+bool adds_up(Operation operation) {
+  return operation == Operation::kReduce || operation == Operation::kAllReduce ||
+         operation == Operation::kReduceScatter;
+}
+
 Traffic::Entry& Traffic::at(Operation operation, Purpose purpose) {
   return entries[static_cast<std::size_t>(operation)][static_cast<std::size_t>(purpose)];
 }

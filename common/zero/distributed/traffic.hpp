@@ -31,6 +31,8 @@ enum class Operation : std::uint8_t {
 };
 inline constexpr std::size_t kOperations = 9;
 std::string_view name(Operation operation);
+/// Whether it is a reduction.
+bool adds_up(Operation operation);
 
 /// Bytes that this rank handed to the backend to send, by operation and purpose.
 struct Traffic {

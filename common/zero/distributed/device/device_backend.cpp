@@ -59,15 +59,6 @@ DeviceBackend::~DeviceBackend() {
   }
 }
 
-Backend::WorkPtr DeviceBackend::start(const Call& call, std::vector<at::Tensor> buffers,
-                                      const GroupOperation& operation,
-                                      const std::function<void()>& after) {
-  return fly(call, std::move(buffers), [&] {
-    launch(call, operation);
-    if (after) after();
-  });
-}
-
 Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const Pieces& pieces) {
   return fly(call, {pieces.input, pieces.output}, [&] {
     const Exchange exchange = [&](std::vector<at::Tensor> incoming,
@@ -80,66 +71,38 @@ Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const Pieces& 
   });
 }
 
-Backend::WorkPtr DeviceBackend::broadcast(const Call& call, at::Tensor tensor) {
-  c10d::BroadcastOptions options;
-  options.rootRank = call.root;
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, tensors,
-               [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
-}
-
-Backend::WorkPtr DeviceBackend::reduce(const Call& call, at::Tensor tensor) {
-  if (!native_) return reduce_in_order(call, Pieces(call, rank_, size_, tensor));
-  c10d::ReduceOptions options;
-  options.rootRank = call.root;
-  std::vector<at::Tensor> tensors{tensor};
-  return start(
-      call, tensors, [&](c10d::Backend& group) { return group.reduce(tensors, options); },
-      [tensor, by = rank_ == call.root ? call.divisor : 1] { divide(tensor, by); });
-}
-
-Backend::WorkPtr DeviceBackend::all_reduce(const Call& call, at::Tensor tensor) {
-  if (!native_) return reduce_in_order(call, Pieces(call, rank_, size_, tensor));
-  std::vector<at::Tensor> tensors{tensor};
-  return start(
-      call, tensors, [&](c10d::Backend& group) { return group.allreduce(tensors); },
-      [tensor, by = call.divisor] { divide(tensor, by); });
-}
-
-Backend::WorkPtr DeviceBackend::reduce_scatter(const Call& call, at::Tensor output,
-                                               at::Tensor input) {
-  if (!native_) return reduce_in_order(call, Pieces(call, rank_, size_, input, output));
-  at::Tensor flat_output = output.flatten();
-  at::Tensor flat_input = input.flatten();
-  return start(
-      call, {flat_output, flat_input},
-      [&](c10d::Backend& group) { return group._reduce_scatter_base(flat_output, flat_input); },
-      [flat_output, by = call.divisor] { divide(flat_output, by); });
-}
-
-Backend::WorkPtr DeviceBackend::all_gather(const Call& call, at::Tensor output, at::Tensor input) {
-  at::Tensor flat_output = output.flatten();
-  at::Tensor flat_input = input.flatten();
-  return start(call, {flat_output, flat_input}, [&](c10d::Backend& group) {
-    return group._allgather_base(flat_output, flat_input);
-  });
-}
-
-Backend::WorkPtr DeviceBackend::all_to_all(const Call& call, at::Tensor output, at::Tensor input) {
-  at::Tensor flat_output = output.flatten();
-  at::Tensor flat_input = input.flatten();
+Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
+  if (input.numel() == 0) return nullptr;  // a message
+  if (adds_up(call.operation) && !native_) {
+    return reduce_in_order(call, Pieces(call, rank_, size_, output, input));
+  }
+  at::Tensor to = output.flatten(), from = input.flatten();
+  std::vector<at::Tensor> in_place{to};
   std::vector<std::int64_t> equal_pieces;
-  return start(call, {flat_output, flat_input}, [&](c10d::Backend& group) {
-    return group.alltoall_base(flat_output, flat_input, equal_pieces, equal_pieces);
-  });
-}
-
-Backend::WorkPtr DeviceBackend::message(const Call& call, at::Tensor tensor) {
-  if (tensor.numel() == 0) return nullptr;
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, tensors, [&](c10d::Backend& group) {
-    return call.operation == Operation::kSend ? group.send(tensors, call.root, /*tag=*/0)
-                                              : group.recv(tensors, call.root, /*tag=*/0);
+  const auto operation = [&](c10d::Backend& group) {
+    switch (call.operation) {
+      case Operation::kBroadcast:
+        return group.broadcast(in_place, {.rootRank = call.root});
+      case Operation::kReduce:
+        return group.reduce(in_place, {.rootRank = call.root});
+      case Operation::kAllReduce:
+        return group.allreduce(in_place);
+      case Operation::kReduceScatter:
+        return group._reduce_scatter_base(to, from);
+      case Operation::kAllToAll:
+        return group.alltoall_base(to, from, equal_pieces, equal_pieces);
+      case Operation::kSend:
+        return group.send(in_place, call.root, /*tag=*/0);
+      case Operation::kRecv:
+        return group.recv(in_place, call.root, /*tag=*/0);
+      default:
+        return group._allgather_base(to, from);
+    }
+  };
+  return fly(call, {to, from}, [&] {
+    launch(call, operation);
+    const bool has_sum = call.operation != Operation::kReduce || rank_ == call.root;
+    if (adds_up(call.operation) && has_sum) divide(to, call.divisor);
   });
 }
 

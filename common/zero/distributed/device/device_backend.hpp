@@ -71,13 +71,7 @@ class DeviceBackend final : public Backend {
   bool takes(at::Device device) const override { return device == transport_.device; }
   bool works_alone() const override { return transport_.works_alone; }
 
-  WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
-  WorkPtr reduce(const Call& call, at::Tensor tensor) override;
-  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override;
-  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr message(const Call& call, at::Tensor tensor) override;
+  WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override;
   void synchronize() override;
 
  private:
@@ -91,9 +85,6 @@ class DeviceBackend final : public Backend {
   /// Runs one of the group's operations within fly(); later work of the stream is ordered behind
   /// it.
   void launch(const Call& call, const GroupOperation& operation);
-  /// fly() with launch(), for a collective that is one operation; `after` runs on its result.
-  WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const GroupOperation& operation,
-                const std::function<void()>& after = {});
   WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
   /// Whether this message goes to a lower rank.
   bool goes_down(const Call& call) const;

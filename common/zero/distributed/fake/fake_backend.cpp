@@ -6,25 +6,12 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
+#include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
 namespace {
-
-// Like a real operation, it has no effect before wait().
-class WhenWaitedFor final : public Work::Pending {
- public:
-  explicit WhenWaitedFor(std::function<void()> effect) : effect_(std::move(effect)) {}
-  void wait() override { effect_(); }
-
- private:
-  std::function<void()> effect_;
-};
-
-Backend::WorkPtr when_waited_for(std::function<void()> effect) {
-  return std::make_unique<WhenWaitedFor>(std::move(effect));
-}
 
 class FakeBackend final : public Backend {
  public:
@@ -32,40 +19,63 @@ class FakeBackend final : public Backend {
       : rank_(rank), size_(size), source_(std::move(source)) {}
 
   void set_source(FakeSource source) { *source_ = std::move(source); }
+  void set_hosts(const std::vector<int>& hosts) {
+    routes_ = HostRoutes::of(hosts, HostRoutes::choice("auto"));
+  }
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   bool takes(at::Device /*device*/) const override { return true; }
   // The same as in a real group, so that a step has the same number of collectives. Nothing is
   // added up here, so no gradient is ever found not finite.
   bool finds_not_finite() const override { return true; }
+  std::optional<std::int64_t> sent_between_hosts(const Call& call,
+                                                 const at::Tensor& tensor) const override {
+    return routes_ ? routes_->sent_between_hosts(call, tensor, rank_) : std::nullopt;
+  }
 
-  WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
-  WorkPtr reduce(const Call& call, at::Tensor tensor) override;
-  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override;
-  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr message(const Call& call, at::Tensor tensor) override;
+  WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
+    return std::make_unique<WhenWaitedFor>(*this, call, std::move(output), std::move(input));
+  }
 
  private:
+  // Like a real operation, it has no effect before wait().
+  struct WhenWaitedFor final : Work::Pending {
+    WhenWaitedFor(FakeBackend& backend, const Call& call, at::Tensor output, at::Tensor input)
+        : backend(backend), call(call), output(std::move(output)), input(std::move(input)) {}
+    void wait() override { backend.finish(call, output, input); }
+
+    FakeBackend& backend;
+    Call call;
+    at::Tensor output, input;
+  };
+
+  void finish(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
   bool receive_from_source(const at::Tensor& tensor) const {
     return *source_ && (*source_)(tensor);
   }
   void combine(const at::Tensor& tensor, int divisor) const;
+  void all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
   void gather(const at::Tensor& output, const at::Tensor& input) const;
 
   int rank_;
   int size_;
   std::shared_ptr<FakeSource> source_;  // one for all groups of this rank
+  std::optional<HostRoutes> routes_;
 };
 
 Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>& source) {
   return {.rank = rank,
           .size = size,
           .cpu = std::make_unique<FakeBackend>(rank, size, source),
-          .split = [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
-            return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
-          }};
+          .split =
+              [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
+                return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
+              },
+          .over_hosts =
+              [](std::unique_ptr<Backend> cpu, const std::vector<int>& hosts) {
+                dynamic_cast<FakeBackend&>(*cpu).set_hosts(hosts);
+                return cpu;
+              }};
 }
 
 }  // namespace
@@ -97,46 +107,53 @@ bool set_fake_source(Communicator& communicator, FakeSource source) {
 
 void FakeBackend::combine(const at::Tensor& tensor, int divisor) const {
   if (divisor == size_) return;
-  const c10::NoGradGuard no_grad;
   at::Tensor(tensor).mul_(size_);
   divide(tensor, divisor);
 }
 
-Backend::WorkPtr FakeBackend::broadcast(const Call& call, at::Tensor tensor) {
-  return when_waited_for([this, tensor, root = call.root] {
-    if (rank_ != root) receive_from_source(tensor);
-  });
+void FakeBackend::finish(const Call& call, const at::Tensor& output,
+                         const at::Tensor& input) const {
+  const c10::NoGradGuard no_grad;
+  switch (call.operation) {
+    case Operation::kBroadcast:
+      if (rank_ != call.root) receive_from_source(output);
+      return;
+    case Operation::kReduce:
+      if (rank_ == call.root) combine(output, call.divisor);
+      return;
+    case Operation::kAllReduce:
+      return combine(output, call.divisor);
+    case Operation::kReduceScatter: {
+      const at::Tensor mine = input.flatten().narrow(0, rank_ * output.numel(), output.numel());
+      if (mine.data_ptr() != output.data_ptr()) output.copy_(mine.view_as(output));
+      return combine(output, call.divisor);
+    }
+    case Operation::kAllToAll: {
+      const at::Tensor pieces = output.view({size_, -1});
+      pieces.copy_(input.view({size_, -1}).narrow(0, rank_, 1).expand_as(pieces));
+      return;
+    }
+    case Operation::kSend:
+      return;
+    case Operation::kRecv:
+      if (receive_from_source(output) || call.purpose != Purpose::kActivation) return;
+      // Its memory may hold anything, and zeros would leave a norm layer nothing to scale.
+      output.fill_(1);
+      return;
+    default:
+      return all_gather(call, output, input);
+  }
 }
 
-Backend::WorkPtr FakeBackend::reduce(const Call& call, at::Tensor tensor) {
-  return when_waited_for([this, tensor, call] {
-    if (rank_ == call.root) combine(tensor, call.divisor);
-  });
-}
-
-Backend::WorkPtr FakeBackend::all_reduce(const Call& call, at::Tensor tensor) {
-  return when_waited_for([this, tensor, by = call.divisor] { combine(tensor, by); });
-}
-
-Backend::WorkPtr FakeBackend::reduce_scatter(const Call& call, at::Tensor output,
-                                             at::Tensor input) {
-  return when_waited_for([this, output, input, by = call.divisor] {
-    const at::Tensor mine = input.flatten().narrow(0, rank_ * output.numel(), output.numel());
-    if (mine.data_ptr() != output.data_ptr()) output.copy_(mine.view_as(output));
-    combine(output, by);
-  });
-}
-
-Backend::WorkPtr FakeBackend::all_gather(const Call& call, at::Tensor output, at::Tensor input) {
-  return when_waited_for([this, output, input, left = !call.copy_own_chunk] {
-    at::Tensor own = output.view({size_, -1}).select(0, rank_);
-    if (!left || own.data_ptr() == input.data_ptr()) return gather(output, input);
-    // It stays as it is, as with ranks of one host: a copy was not asked for.
-    const memory::Charge charge(memory::Category::kCommunication);
-    const at::Tensor before = own.clone();
-    gather(output, input);
-    own.copy_(before);
-  });
+void FakeBackend::all_gather(const Call& call, const at::Tensor& output,
+                             const at::Tensor& input) const {
+  const at::Tensor own = output.view({size_, -1}).select(0, rank_);
+  if (call.copy_own_chunk || own.data_ptr() == input.data_ptr()) return gather(output, input);
+  // It stays as it is, as with ranks of one host: a copy was not asked for.
+  const memory::Charge charge(memory::Category::kCommunication);
+  const at::Tensor before = own.clone();
+  gather(output, input);
+  own.copy_(before);
 }
 
 void FakeBackend::gather(const at::Tensor& output, const at::Tensor& input) const {
@@ -148,24 +165,6 @@ void FakeBackend::gather(const at::Tensor& output, const at::Tensor& input) cons
   // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
   if (output.scalar_type() == at::kByte) output.zero_();
   of_own ? pieces.copy_(own.expand_as(pieces)) : pieces.narrow(0, rank_, 1).copy_(own);
-}
-
-Backend::WorkPtr FakeBackend::all_to_all(const Call&, at::Tensor output, at::Tensor input) {
-  return when_waited_for([this, output, input] {
-    const at::Tensor pieces = output.view({size_, -1});
-    pieces.copy_(input.view({size_, -1}).narrow(0, rank_, 1).expand_as(pieces));
-  });
-}
-
-Backend::WorkPtr FakeBackend::message(const Call& call, at::Tensor tensor) {
-  const bool receives = call.operation == Operation::kRecv;
-  const bool of_activations = call.purpose == Purpose::kActivation;
-  return when_waited_for([this, tensor, receives, of_activations] {
-    if (!receives || receive_from_source(tensor) || !of_activations) return;
-    // Its memory may hold anything, and zeros would leave a norm layer nothing to scale.
-    const c10::NoGradGuard no_grad;
-    tensor.fill_(1);
-  });
 }
 
 }  // namespace zero::dist

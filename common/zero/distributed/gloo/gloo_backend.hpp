@@ -28,7 +28,6 @@ class GlooBackend final : public PairwiseBackend {
 
   std::string transport() const override { return transport_; }
   bool finds_not_finite() const override { return true; }
-  WorkPtr message(const Call& call, at::Tensor tensor) override;
 
   const GlooLinks& links() const { return links_; }
 
@@ -36,6 +35,7 @@ class GlooBackend final : public PairwiseBackend {
   WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
                          std::vector<Part> incoming) override;
   WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
+  WorkPtr message(const Call& call, at::Tensor tensor) override;
 
  private:
   std::shared_ptr<StoreExchange> store_;

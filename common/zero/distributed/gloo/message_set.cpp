@@ -23,12 +23,9 @@ void MessageSet::wait() {
   for (const auto& [message, peer] : messages_) wait_for(message, peer);
 }
 
-void MessageSet::abort() const {
-  for (const auto& [message, peer] : messages_) message->abort();
-}
-
 void MessageSet::wait_for(const Message& message, int peer) const {
   const CallLog::Waiting waiting(*links_.log, [&message] { message->abort(); });
+  if (links_.given_up != nullptr && *links_.given_up) message->abort();
   std::string cause = "given up";
   try {
     if (message->wait(links_.timeout)) return;

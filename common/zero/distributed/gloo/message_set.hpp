@@ -2,6 +2,7 @@
 
 // Private to zero/distributed.
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,7 @@ struct GlooLinks {
   GroupPtr group;  ///< null for one rank
   std::chrono::milliseconds timeout;
   CallLog* log;
+  const std::atomic<bool>* given_up = nullptr;  ///< if it is set, no message is waited for
   /// Held while a message is started: a communicator may have two threads that do.
   std::shared_ptr<std::mutex> starting = std::make_shared<std::mutex>();
 };
@@ -53,8 +55,6 @@ class MessageSet final : public Work::Pending {
 
   /// Blocks until all are done, in the order in which they were started.
   void wait() override;
-  /// Ends a wait() of another thread, or the next one, with an error.
-  void abort() const;
 
  private:
   void wait_for(const Message& message, int peer) const;

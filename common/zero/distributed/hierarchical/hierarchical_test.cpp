@@ -2,13 +2,21 @@
 // are groups of this machine's ranks (Communicator::set_hosts()); tests/hosts has real ones.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <thread>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/not_finite.hpp>
@@ -187,7 +195,12 @@ std::int64_t left_by_reduce_scatter(Communicator& c, const Layout& layout, std::
 bool takes(const std::vector<int>& hosts, std::int64_t elements,
            at::ScalarType dtype = at::kFloat) {
   const auto routes = HostRoutes::of(hosts, HostRoutes::Choice::kAuto);
-  const Call call{.operation = Operation::kReduceScatter, .purpose = Purpose::kGradient};
+  const Call call{.operation = Operation::kReduceScatter,
+                  .purpose = Purpose::kGradient,
+                  .sequence = 0,
+                  .bytes = 4 * elements,
+                  .step = -1,
+                  .public_call = {}};
   return routes && routes->take(call, at::empty({elements}, dtype));
 }
 
@@ -212,17 +225,21 @@ TEST(HierarchicalChoice, IsDirectAmongRanksThatReadEachOthersMemory) {
   });
 }
 
-TEST(HierarchicalChoice, OfOneRankForDirectSendsCountsForAll) {
+// On one machine `auto` is direct, so that both are another choice than the others'.
+TEST(HierarchicalChoice, OfOneRankThatDiffersIsDirectForAll) {
   const BetweenHosts forced("hierarchical");
-  on_ranks(4, [](Communicator& c) {
-    if (c.rank() == 2) ::setenv("ZERO_BETWEEN_HOSTS", "direct", 1);
-    const Layout two_of_two{2, 2};
-    c.set_hosts(two_of_two.by_rank());
-    const at::Tensor all = at::empty({1 << 20}), piece = at::zeros({1 << 18});
-    EXPECT_EQ(
-        left_hosts(c, two_of_two, [&] { return c.all_gather(all, piece, Purpose::kSetup); })[0],
-        4 * all.numel());
-  });
+  for (const char* other : {"direct", "auto"}) {
+    on_ranks(4, [&](Communicator& c) {
+      if (c.rank() == 2) ::setenv("ZERO_BETWEEN_HOSTS", other, 1);
+      const Layout two_of_two{2, 2};
+      c.set_hosts(two_of_two.by_rank());
+      const at::Tensor all = at::empty({1 << 20}), piece = at::full({1 << 18}, 1.0 * c.rank());
+      EXPECT_EQ(
+          left_hosts(c, two_of_two, [&] { return c.all_gather(all, piece, Purpose::kSetup); })[0],
+          4 * all.numel());
+      EXPECT_TRUE(at::equal(all, at::arange(4).repeat_interleave(1 << 18).to(at::kFloat)));
+    });
+  }
 }
 
 TEST(HierarchicalChoice, RefusesAWayThatIsUnknown) {
@@ -277,6 +294,132 @@ TEST_P(Hierarchical, TellsWhoseGradientIsNotFinite) {
   });
 }
 
+// Values that are sums already were noted where they were added.
+TEST(HierarchicalSums, OfSumsBlameNoRankForWhatIsNotFinite) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks(4, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    at::Tensor tensor = at::full({8}, c.rank() == 2 ? std::nan("") : 1.0);
+    c.all_reduce(tensor, Purpose::kGradient, Reduction::average_of_sums(8, ReduceType::kOwn))
+        .wait();
+    EXPECT_EQ(c.not_finite().take(), std::vector<bool>(4, false));
+  });
+}
+
+TEST(HierarchicalTensors, AreReleasedWhenWaitReturns) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks(4, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    const at::Tensor whole = at::ones({1 << 16}), piece = at::ones({1 << 14});
+    const auto expect_released = [&](Work work, const char* operation) {
+      work.wait();
+      EXPECT_EQ(whole.storage().use_count(), 1U) << operation;
+      EXPECT_EQ(piece.storage().use_count(), 1U) << operation;
+    };
+    expect_released(c.all_gather(whole, piece, Purpose::kParameter), "all_gather");
+    expect_released(c.broadcast(whole, 1, Purpose::kParameter), "broadcast");
+    expect_released(c.reduce(whole, 2, Purpose::kGradient), "reduce");
+    expect_released(c.reduce_scatter(piece, whole, Purpose::kGradient), "reduce_scatter");
+    expect_released(c.all_reduce(whole, Purpose::kGradient), "all_reduce");
+  });
+}
+
+// Each rank overwrites what it passed in at once, while others may be late.
+TEST(HierarchicalTensors, MayBeOverwrittenWhenWaitReturns) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks(4, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    constexpr std::int64_t kElements = 1 << 19;
+    for (int late = 0; late < 8; ++late) {
+      const at::Tensor whole = at::full({4 * kElements}, c.rank() + 1.0);
+      const at::Tensor piece = at::empty({kElements});
+      if (c.rank() == late % 4) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      c.reduce_scatter(piece, whole, Purpose::kGradient, ReduceOp::kSum).wait();
+      whole.fill_(std::nan(""));
+      EXPECT_TRUE(at::equal(piece, at::full({kElements}, 10.0))) << "reduce_scatter " << late;
+      piece.fill_(c.rank());
+      c.all_gather(whole, piece, Purpose::kParameter).wait();
+      piece.fill_(std::nan(""));
+      const at::Tensor gathered = whole.clone();
+      c.broadcast(whole, late % 4, Purpose::kParameter).wait();
+      whole.fill_(std::nan(""));
+      EXPECT_TRUE(at::equal(gathered, at::arange(4).repeat_interleave(kElements).to(at::kFloat)))
+          << "all_gather " << late;
+    }
+  });
+}
+
+TEST(HierarchicalTensors, AreNotUsedAfterWaitHasThrown) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks(4, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    const at::Tensor tensor = at::ones({1 << 16});
+    testing::expect_error(
+        [&] {
+          c.rank() == 0 ? c.broadcast(tensor, 1, Purpose::kParameter).wait()
+                        : c.all_reduce(tensor, Purpose::kParameter).wait();
+        },
+        {"all ranks must call the same functions in the same order"});
+    EXPECT_EQ(tensor.storage().use_count(), 1U);
+  });
+}
+
+// A rank says that it is there with a file, and waits for those of the others.
+void meet_in(const std::filesystem::path& folder, int rank, const std::vector<int>& others) {
+  std::ofstream{folder / std::to_string(rank)};
+  for (const int other : others) {
+    while (!std::filesystem::exists(folder / std::to_string(other))) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+}
+
+// Not only when the ranks end that heard of it first: rank 0 hears of rank 2 from the network, and
+// rank 1 waits for rank 0.
+TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) {
+  const BetweenHosts forced("hierarchical");
+  const testing::TestFolder folder;
+  const RankOptions options{.world_size = 4,
+                            .timeout = std::chrono::minutes(5),
+                            .total_timeout = std::chrono::seconds(20)};
+  auto exits = ranks_ended(options, [&](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    c.barrier();
+    if (c.rank() == 2) ::raise(SIGKILL);
+    try {
+      c.all_gather(at::ones({1 << 20}), at::ones({1 << 18}), Purpose::kParameter).wait();
+    } catch (const Error&) {
+      meet_in(folder.path(), c.rank(), {0, 1, 3});
+      throw;
+    }
+  });
+  exits.erase(exits.begin() + 2);
+  testing::expect_errors(exits, ::testing::HasSubstr("all_gather #"));
+}
+
+TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
+  const BetweenHosts forced("hierarchical");
+  const testing::TestFolder folder;
+  const RankOptions options{.world_size = 4,
+                            .timeout = std::chrono::minutes(5),
+                            .total_timeout = std::chrono::seconds(20)};
+  on_ranks(options, [&](Communicator& c) {
+    auto group = c.split({0, 1, 2, 3}, "over hosts");
+    group->set_hosts({0, 0, 1, 1});
+    if (c.rank() >= 2) {  // they have each other's values, and wait for a sum of the first host
+      EXPECT_THROW(
+          {
+            const Work work = group->all_reduce(at::ones({100}), Purpose::kGradient);
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            throw Error("enough");
+          },
+          Error);
+      group.reset();
+    }
+    meet_in(folder.path(), c.rank(), {2, 3});
+  });
+}
+
 // Large enough to be struck in the middle: many windows in each lane.
 constexpr std::int64_t kLong = 4 << 20;
 
@@ -294,21 +437,37 @@ std::vector<std::pair<const char*, std::function<Work(Communicator&)>>> long_ope
   };
 }
 
+// Memory that the ranks share.
+struct Victim {
+  std::atomic<int> pid, errors;
+};
+
 // `signal` strikes the victim before it starts the operation, or when it has. All others end by
-// themselves, with an error that names the operation and a rank.
+// themselves, with an error that names the operation and a rank; the last of them ends a victim
+// that is stopped, so that nobody waits for it.
 void expect_named_errors(const std::function<Work(Communicator&)>& start, int signal, int victim,
                          bool started) {
   const BetweenHosts forced("hierarchical");
   const RankOptions options{.world_size = 4, .timeout = std::chrono::seconds(1)};
+  void* const memory = ::mmap(nullptr, sizeof(Victim), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, /*fd=*/-1, /*offset=*/0);
+  auto& shared = *new (memory) Victim{};
   std::vector<RankExit> others = ranks_ended(options, [&](Communicator& c) {
     c.set_hosts({0, 0, 1, 1});
+    if (c.rank() == victim) shared.pid = ::getpid();
     c.barrier();
-    if (!started && c.rank() == victim) ::raise(signal);
-    Work work = start(c);
-    if (started && c.rank() == victim) ::raise(signal);
-    work.wait();
-    c.barrier();  // for what is complete without the victim
+    try {
+      if (!started && c.rank() == victim) ::raise(signal);
+      Work work = start(c);
+      if (started && c.rank() == victim) ::raise(signal);
+      work.wait();
+      c.barrier();  // for what is complete without the victim
+    } catch (const Error&) {
+      if (++shared.errors == 3) ::kill(shared.pid, SIGKILL);
+      throw;
+    }
   });
+  ::munmap(memory, sizeof(Victim));
   others.erase(others.begin() + victim);
   testing::expect_errors(
       others, ::testing::ContainsRegex("(all_gather|broadcast|reduce|reduce_scatter|all_reduce|"

@@ -17,16 +17,18 @@ constexpr std::size_t kAhead = 2;
 
 }  // namespace
 
-HostChain::HostChain(const HostLinks& links, const Call& call, at::Tensor input, at::Tensor output)
+HostChain::HostChain(const HostLinks& links, const Call& call, const at::Tensor& output,
+                     const at::Tensor& input)
     : links_(links),
       call_(call),
-      input_(std::move(input)),
-      output_(std::move(output)),
+      input_(input.flatten()),
+      output_(output.flatten()),
       sums_(type_of_sums(input_.scalar_type())),
       host_(links.routes.host_of(links.rank)),
       place_(links.routes.place_of(links.rank)),
       windows_(windows_of(place_)),
-      results_(links.results, call) {}
+      results_(links.messages, call),
+      not_finite_(links.rank, links.routes.hosts() * links.routes.per_host()) {}
 
 std::vector<HostChain::Window> HostChain::windows_of(int place) const {
   const std::int64_t most = kWindowBytes / static_cast<std::int64_t>(c10::elementSize(sums_));
@@ -59,9 +61,18 @@ void HostChain::run() {
     }
     if (call_.operation == Operation::kAllReduce) return_sums();
     reads.finish();
-    for (Flight& flight : leaving_) links_.wait(flight.message);
+    for (Flight& flight : leaving_) flight.message.wait();
   }
   if (call_.operation == Operation::kAllReduce) share_sums();
+}
+
+void HostChain::finish() {
+  results_.wait();
+  if (call_.not_finite == nullptr) return;
+  const std::vector<bool> found = not_finite_.take();
+  for (std::size_t rank = 0; rank < found.size(); ++rank) {
+    if (found[rank]) call_.not_finite->note(static_cast<int>(rank));
+  }
 }
 
 // Into the tensors themselves: a sum arrives only after what this rank adds to it has been read.
@@ -96,6 +107,7 @@ void HostChain::receive_sum(std::size_t w) {
 void HostChain::add(const Window& window, HostReads& reads) {
   const at::Tensor room = links_.inside.host_transport().scratch().view(input_.scalar_type());
   std::vector<at::Tensor> values;
+  std::vector<int> ranks;  // whose they are, for NotFinite
   for (int place = 0; place < links_.routes.per_host(); ++place) {
     at::Tensor mine = part(window);
     if (place != place_) {
@@ -103,10 +115,12 @@ void HostChain::add(const Window& window, HostReads& reads) {
       reads.read(place, window.begin, mine);
     }
     values.push_back(mine.to(sums_));
+    ranks.push_back(call_.adds_sums ? -1 : links_.routes.rank_at(host_, place));
   }
   if (!first()) {
-    links_.wait(arriving_.front().message);
+    arriving_.front().message.wait();
     values.insert(values.begin(), arriving_.front().block);
+    ranks.insert(ranks.begin(), -1);
     arriving_.pop_front();
   }
   const bool stays = last() && (window.owner == links_.rank || window.owner < 0);
@@ -118,7 +132,7 @@ void HostChain::add(const Window& window, HostReads& reads) {
     at::Tensor(to).copy_(sum);
     check.finite = check.finite && all_finite(to);
   }
-  if (!check.finite && call_.not_finite != nullptr) note_not_finite(values, check, sum);
+  if (!check.finite) not_finite_.find(sum, values, ranks, check.overwritten_finite);
   if (!last()) {
     send(to, neighbour(1), tag_of(call_));
   } else if (window.owner < 0) {
@@ -131,7 +145,7 @@ void HostChain::add(const Window& window, HostReads& reads) {
 // A block for a sum that leaves, when an earlier one has left.
 at::Tensor HostChain::make_room(const Window& window, at::ScalarType dtype) {
   if (leaving_.size() == kAhead) {
-    links_.wait(leaving_.front().message);
+    leaving_.front().message.wait();
     leaving_.pop_front();
   }
   return at::empty({window.length}, input_.options().dtype(dtype));
@@ -142,27 +156,10 @@ void HostChain::send(const at::Tensor& block, int to, int tag) {
   leaving_.back().message.send(block, to, tag);
 }
 
-void HostChain::note_not_finite(const std::vector<at::Tensor>& values, const SumCheck& check,
-                                const at::Tensor& sum) {
-  bool found = false;
-  const auto arrived = static_cast<int>(values.size()) - links_.routes.per_host();
-  for (int i = 0; i < static_cast<int>(values.size()); ++i) {
-    const at::Tensor& value = values[static_cast<std::size_t>(i)];
-    const bool overwritten = value.const_data_ptr() == sum.const_data_ptr();
-    if (overwritten ? check.overwritten_finite : all_finite(value)) continue;
-    found = true;
-    // What has arrived was noted where it was added.
-    if (i >= arrived && !call_.adds_sums) {
-      not_finite_.push_back(links_.routes.rank_at(host_, i - arrived));
-    }
-  }
-  if (!found) not_finite_.push_back(links_.rank);
-}
-
 // The way back of an all-reduce: from the last host to the first.
 void HostChain::return_sums() {
   for (std::size_t w = 0; w < returning_.size(); ++w) {
-    links_.wait(returning_[w]);
+    returning_[w].wait();
     if (!first()) {
       results_.send(part(windows_[w]), neighbour(-1), tag_of(call_) | kResultTag);
     }

@@ -6,48 +6,26 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <vector>
 
-#include <zero/distributed/gloo/message_set.hpp>
-#include <zero/distributed/hierarchical/host_routes.hpp>
-#include <zero/distributed/host/host_backend.hpp>
-#include <zero/distributed/rank_order.hpp>
+#include <zero/distributed/hierarchical/host_task.hpp>
+#include <zero/distributed/not_finite.hpp>
 
 namespace zero::dist {
-
-/// What the collectives of a communicator over hosts share.
-struct HostLinks {
-  HostRoutes routes;
-  int rank;
-  HostBackend& inside;        ///< between the ranks of this host
-  const GlooLinks& messages;  ///< between all ranks
-  const GlooLinks& results;   ///< the same, of messages that the caller waits for
-  /// Waits for messages of `messages`, on the thread of the backend.
-  std::function<void(MessageSet&)> wait;
-};
 
 /// A reduction in rank order as a chain over hosts (HostRoutes), in windows, so that all links of
 /// the chain work at the same time. Scratch: four windows from and to neighbours, and a block for
 /// each other rank of the host.
-class HostChain {
+class HostChain final : public HostTask {
  public:
-  /// `output`: of a reduce-scatter; it may be this rank's piece of `input`.
-  HostChain(const HostLinks& links, const Call& call, at::Tensor input, at::Tensor output);
+  HostChain(const HostLinks& links, const Call& call, const at::Tensor& output,
+            const at::Tensor& input);
 
-  /// This rank's part. Blocks, but not for results().
-  void run();
-  /// What must be waited for after it.
-  MessageSet& results() { return results_; }
-  /// Ranks whose values were not finite, as Call::not_finite wants them.
-  const std::vector<int>& not_finite() const { return not_finite_; }
+  void run() override;
+  void finish() override;
 
  private:
-  struct Window {
-    std::int64_t begin;
-    std::int64_t length;
-    int owner;
-  };
+  using Window = HostRoutes::Range;
   struct Flight {
     at::Tensor block;
     MessageSet message;
@@ -67,8 +45,6 @@ class HostChain {
   void add(const Window& window, HostReads& reads);
   at::Tensor make_room(const Window& window, at::ScalarType dtype);
   void send(const at::Tensor& block, int to, int tag);
-  void note_not_finite(const std::vector<at::Tensor>& values, const SumCheck& check,
-                       const at::Tensor& sum);
   void return_sums();
   void share_sums();
 
@@ -82,7 +58,7 @@ class HostChain {
   std::deque<Flight> leaving_;
   std::deque<MessageSet> returning_;  // of an all-reduce
   MessageSet results_;
-  std::vector<int> not_finite_;
+  NotFinite not_finite_;
 };
 
 }  // namespace zero::dist

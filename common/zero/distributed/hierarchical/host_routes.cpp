@@ -1,5 +1,10 @@
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/environment.hpp>
 #include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduction.hpp>
 
@@ -9,15 +14,19 @@ namespace {
 // Below so many bytes from a host, sent directly, a message more costs longer than the bytes.
 constexpr std::int64_t kLeastBytes = 64 << 10;
 
-bool is_reduction(Operation operation) {
-  return operation == Operation::kReduce || operation == Operation::kAllReduce ||
-         operation == Operation::kReduceScatter;
-}
-
 }  // namespace
 
 at::ScalarType type_of_sums(at::ScalarType dtype) {
   return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
+}
+
+HostRoutes::Choice HostRoutes::choice(const std::string& between_hosts) {
+  const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
+                                                 {"direct", Choice::kDirect},
+                                                 {"hierarchical", Choice::kHierarchical}};
+  const std::string word = variable_or("ZERO_BETWEEN_HOSTS", between_hosts);
+  if (choices.count(word) > 0) return choices.at(word);
+  throw Error(fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", word));
 }
 
 std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, Choice choice) {
@@ -52,8 +61,7 @@ std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t e
 bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
   if (choice_ == Choice::kDirect) return false;
   // Integers cannot be averaged, which the direct way says.
-  if (is_reduction(call.operation) && call.divisor != 1 && !tensor.is_floating_point())
-    return false;
+  if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
   const std::int64_t sums =
       tensor.numel() *
@@ -88,8 +96,10 @@ bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
   return directly >= kLeastBytes && this_way < directly;
 }
 
-std::int64_t HostRoutes::sent_between_hosts(const Call& call, const at::Tensor& tensor,
-                                            int rank) const {
+std::optional<std::int64_t> HostRoutes::sent_between_hosts(const Call& call,
+                                                           const at::Tensor& tensor,
+                                                           int rank) const {
+  if (!take(call, tensor)) return std::nullopt;
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
   if (call.operation == Operation::kAllGather) return (hosts_ - 1) * bytes;
   if (call.operation == Operation::kBroadcast) return rank == call.root ? (hosts_ - 1) * bytes : 0;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <zero/distributed/work.hpp>
@@ -20,6 +21,9 @@ namespace zero::dist {
 class HostRoutes {
  public:
   enum class Choice : std::uint8_t { kAuto, kDirect, kHierarchical };
+  /// Of the variable ZERO_BETWEEN_HOSTS, or else of ConnectOptions::between_hosts. Throws
+  /// zero::Error for an unknown word.
+  static Choice choice(const std::string& between_hosts);
 
   /// R and S of these hosts, by rank; nothing if there is one host, if hosts have one rank or
   /// different numbers, or if the ranks of a host do not follow each other.
@@ -42,8 +46,9 @@ class HostRoutes {
 
   /// Whether the call for `tensor` (what is reduced, gathered or broadcast) takes this way.
   bool take(const Call& call, const at::Tensor& tensor) const;
-  /// Bytes that `rank` sends to other hosts in it.
-  std::int64_t sent_between_hosts(const Call& call, const at::Tensor& tensor, int rank) const;
+  /// Bytes that `rank` sends to other hosts in a call that does; nothing for one that does not.
+  std::optional<std::int64_t> sent_between_hosts(const Call& call, const at::Tensor& tensor,
+                                                 int rank) const;
 
  private:
   HostRoutes(int hosts, int per_host, Choice choice)

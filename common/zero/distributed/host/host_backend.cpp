@@ -7,39 +7,33 @@ namespace zero::dist {
 namespace {
 
 using Stage = HostTransport::Stage;
+using Part = PairwiseBackend::Part;
 
 std::byte* writable_bytes(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-// A part of one peer's posted data, and its destination.
-struct Copy {
-  int peer;
-  std::int64_t offset;  // bytes, in what the peer posted
-  at::Tensor to;
-};
-
 // Broadcast, all-gather, all-to-all: each rank copies what it needs, then waits for its readers.
 class CopyWork final : public HostWork {
  public:
-  CopyWork(HostTransport& transport, const Call& call, at::Tensor source, std::vector<Copy> copies,
-           std::vector<int> readers)
-      : HostWork(transport, call, std::move(source), /*reads=*/!readers.empty()),
-        copies_(std::move(copies)),
-        readers_(std::move(readers)) {
-    if (copies_.empty()) transport_.announce(ticket(), Stage::kFinished);
+  CopyWork(HostTransport& transport, const Call& call, at::Tensor source,
+           std::vector<Part> outgoing, std::vector<Part> incoming)
+      : HostWork(transport, call, std::move(source), /*reads=*/!outgoing.empty()),
+        outgoing_(std::move(outgoing)),
+        incoming_(std::move(incoming)) {
+    if (incoming_.empty()) transport_.announce(ticket(), Stage::kFinished);
   }
 
   bool progress() override {
-    const auto before = copies_.size();
-    std::erase_if(copies_, [this](const Copy& copy) {
-      if (!reached(copy.peer, Stage::kPosted)) return false;
-      transport_.read(copy.peer, ticket(), copy.offset, writable_bytes(copy.to),
-                      static_cast<std::int64_t>(copy.to.nbytes()), *this);
+    const auto before = incoming_.size();
+    std::erase_if(incoming_, [this](const Part& part) {
+      if (!reached(part.peer, Stage::kPosted)) return false;
+      transport_.read(part.peer, ticket(), part.offset, writable_bytes(part.tensor),
+                      static_cast<std::int64_t>(part.tensor.nbytes()), *this);
       return true;
     });
-    if (before > 0 && copies_.empty()) transport_.announce(ticket(), Stage::kFinished);
-    return copies_.size() < before;
+    if (before > 0 && incoming_.empty()) transport_.announce(ticket(), Stage::kFinished);
+    return incoming_.size() < before;
   }
 
   bool wait_output() override {
@@ -50,18 +44,18 @@ class CopyWork final : public HostWork {
   }
 
   int waits_for() const override {
-    if (!copies_.empty()) return copies_.front().peer;
+    if (!incoming_.empty()) return incoming_.front().peer;
     if (only_own_) return -1;
-    for (const int reader : readers_) {
-      if (!reached(reader, Stage::kFinished)) return reader;
+    for (const Part& part : outgoing_) {
+      if (!reached(part.peer, Stage::kFinished)) return part.peer;
     }
     return -1;
   }
 
  private:
-  std::vector<Copy> copies_;
-  std::vector<int> readers_;
-  bool only_own_ = false;  // waits only for this rank's copies, not for its readers
+  std::vector<Part> outgoing_;
+  std::vector<Part> incoming_;  // still to be copied
+  bool only_own_ = false;       // waits only for this rank's copies, not for its readers
 };
 
 // Reduce, reduce-scatter, all-reduce: the owner of a piece copies all contributions to it block by
@@ -189,12 +183,8 @@ int HostReads::waits_for() const {
 Backend::WorkPtr HostBackend::exchange_parts(const Call& call, at::Tensor source,
                                              std::vector<Part> outgoing,
                                              std::vector<Part> incoming) {
-  std::vector<int> readers;
-  for (const Part& part : outgoing) readers.push_back(part.peer);
-  std::vector<Copy> copies;
-  for (Part& part : incoming) copies.push_back({part.peer, part.offset, std::move(part.tensor)});
-  return std::make_unique<CopyWork>(*transport_, call, std::move(source), std::move(copies),
-                                    std::move(readers));
+  return std::make_unique<CopyWork>(*transport_, call, std::move(source), std::move(outgoing),
+                                    std::move(incoming));
 }
 
 Backend::WorkPtr HostBackend::reduce_pieces(const Call& call, Pieces pieces) {

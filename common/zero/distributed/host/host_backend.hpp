@@ -34,8 +34,7 @@ class HostReads final : public HostWork {
 /// the traffic counters are the same as over TCP ("sent" is what peers copied from this rank).
 class HostBackend final : public PairwiseBackend {
  public:
-  /// `other` carries messages between two ranks; null: there are none. `why_shared` says why memory
-  /// is shared, if it is.
+  /// `other` carries messages between two ranks. `why_shared` says why memory is shared, if it is.
   HostBackend(const Place& place, std::unique_ptr<HostTransport> transport,
               std::unique_ptr<Backend> other, std::string why_shared)
       : PairwiseBackend(place.rank, place.size),
@@ -50,10 +49,6 @@ class HostBackend final : public PairwiseBackend {
   bool finds_not_finite() const override { return true; }
   void progress() override { transport_->progress(); }
 
-  WorkPtr message(const Call& call, at::Tensor tensor) override {
-    return other_->message(call, std::move(tensor));
-  }
-
   Backend& other() { return *other_; }
   HostTransport& host_transport() { return *transport_; }
 
@@ -62,6 +57,9 @@ class HostBackend final : public PairwiseBackend {
 
  protected:
   WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
+  WorkPtr message(const Call& call, at::Tensor tensor) override {
+    return other_->start(call, tensor, tensor);
+  }
 
  private:
   std::string why_shared_;

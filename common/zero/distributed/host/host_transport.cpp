@@ -82,7 +82,7 @@ HostTransport::HostTransport(StoreExchange& exchange)
     : rank_(exchange.rank()),
       size_(exchange.size()),
       timeout_(exchange.timeout()),
-      log_(exchange.call_log()),
+      log_(&exchange.call_log()),
       peers_(static_cast<std::size_t>(size_)) {
   const memory::Charge charge(memory::Category::kCommunication);
   scratch_ = at::empty({size_ - 1, kBlockBytes}, at::kByte);
@@ -325,7 +325,7 @@ void HostTransport::wait(const std::function<int()>& waits_for,
     if (waits_for() < 0) return;
     if (peer_gone && waits_for() == peer) fail(what(), peer, "");
     if (Clock::now() > next_look) {
-      if (const std::string why = log_.disagreement(); !why.empty()) fail(what(), peer, why);
+      if (const std::string why = log_->disagreement(); !why.empty()) fail(what(), peer, why);
       next_look = Clock::now() + CallLog::kPatience;
     }
     if (Clock::now() - last_progress > timeout_) {
@@ -379,7 +379,7 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   notify();
   std::string cause = why;
   // The peer may have left because it saw that its calls and this rank's differ.
-  if (cause.empty()) cause = log_.disagreement();
+  if (cause.empty()) cause = log_->disagreement();
   if (cause.empty()) cause = peer_is_gone(names_[static_cast<std::size_t>(peer)]);
   const std::string said = fmt::format("{}: {}", what, cause);
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others

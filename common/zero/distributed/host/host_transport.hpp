@@ -61,8 +61,11 @@ class HostTransport {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Errors name rank r as `names`[r] from now on.
-  void set_names(std::vector<int> names) { names_ = std::move(names); }
+  /// The ranks are a part of others: rank r is rank `numbers`[r] there, and calls are in `log`.
+  void set_part_of(CallLog& log, std::vector<int> numbers) {
+    log_ = &log;
+    names_ = std::move(numbers);
+  }
   /// Ends the wait of another thread, all later ones, and those of peers for this rank.
   void stop();
   /// True if peers read copies in shared memory instead of this rank's own memory.
@@ -123,7 +126,7 @@ class HostTransport {
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
-  CallLog& log_;
+  CallLog* log_;
   std::uint64_t next_ticket_ = 1;
   std::uint64_t cookie_ = 0;
   std::unique_ptr<SharedArena> page_;  // of rank 0

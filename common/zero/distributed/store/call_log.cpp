@@ -29,6 +29,7 @@ CallLog::~CallLog() {
 }
 
 std::uint64_t CallLog::add(const Record& record) {
+  const std::lock_guard lock(mutex_);
   records_[static_cast<std::size_t>(count_ % kRecords)] = record;
   const std::array<std::int64_t, 4> numbers = {count_++, record.elements, record.root,
                                                static_cast<std::int64_t>(record.dtype)};
@@ -56,7 +57,12 @@ CallLog::Calls CallLog::list() const {
   return calls;
 }
 
-std::string CallLog::disagreement() { return compare(list()); }
+std::string CallLog::disagreement() {
+  std::unique_lock lock(mutex_);
+  const Calls mine = list();
+  lock.unlock();
+  return compare(mine);
+}
 
 std::string CallLog::compare(const Calls& mine) {
   const auto key = [](int rank) { return fmt::format("calls/{}", rank); };
@@ -87,17 +93,15 @@ std::string CallLog::compare(const Calls& mine) {
 }
 
 CallLog::Waiting::Waiting(CallLog& log, std::function<void()> abort) : log_(log) {
-  if (log_.store_ == nullptr) return;
   const std::lock_guard lock(log_.mutex_);
-  ++log_.waits_;
-  log_.abort_ = std::move(abort);
-  log_.found_.clear();
+  number_ = ++log_.waits_;
+  log_.waiting_[number_] = std::move(abort);
   if (!log_.watcher_.joinable()) log_.watcher_ = std::thread([&log] { log.watch(); });
 }
 
 CallLog::Waiting::~Waiting() {
   const std::lock_guard lock(log_.mutex_);
-  log_.abort_ = nullptr;
+  log_.waiting_.erase(number_);
 }
 
 std::string CallLog::Waiting::found() const {
@@ -105,24 +109,33 @@ std::string CallLog::Waiting::found() const {
   return log_.found_;
 }
 
-void CallLog::watch() {
-  std::unique_lock lock(mutex_);
-  std::int64_t seen = 0;  // the wait that was current at the last look
-  while (!changed_.wait_for(lock, kPatience, [this] { return ended_; })) {
-    if (!abort_ || !found_.empty()) continue;
-    if (std::exchange(seen, waits_) != waits_) continue;  // a new wait
-    // The records do not change while the other thread waits. Unlocked: the store may be slow.
-    const Calls mine = list();
-    lock.unlock();
-    const std::string found = compare(mine);
-    lock.lock();
-    if (found.empty() || !abort_ || waits_ != seen) continue;
-    found_ = found;
+void CallLog::end_waits() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, abort] : waiting_) {
     try {
-      abort_();
+      abort();
     } catch (const std::exception&) {
       // A wait that cannot be aborted lasts until its time limit and reports `found_` then.
     }
+  }
+}
+
+void CallLog::watch() {
+  std::unique_lock lock(mutex_);
+  std::int64_t seen = 0;  // the latest wait at the last look
+  while (!changed_.wait_for(lock, kPatience, [this] { return ended_; })) {
+    const bool waits_long = !waiting_.empty() && waiting_.begin()->first <= seen;
+    seen = waits_;
+    if (!waits_long) continue;
+    const Calls mine = list();
+    lock.unlock();  // the store may be slow
+    const std::string found = compare(mine);
+    lock.lock();
+    if (found.empty()) continue;
+    found_ = found;
+    lock.unlock();
+    end_waits();
+    lock.lock();
   }
 }
 

@@ -75,7 +75,8 @@ class CallLog {
   std::string disagreement();
 
   /// While it lives, a thread of the log calls disagreement() every kPatience. If there is one, it
-  /// calls `abort` to end the wait. For waits that cannot check by themselves.
+  /// calls `abort` to end the wait. For waits that cannot check by themselves. Several threads may
+  /// have one.
   class Waiting {
    public:
     Waiting(CallLog& log, std::function<void()> abort);
@@ -87,7 +88,10 @@ class CallLog {
 
    private:
     CallLog& log_;
+    std::int64_t number_;
   };
+  /// Ends all waits for which there is a Waiting.
+  void end_waits();
 
  private:
   static constexpr std::int64_t kRecords = 64;
@@ -109,13 +113,13 @@ class CallLog {
   std::atomic<bool> asks_store_ = false;     // a thread waits for its answer
   std::atomic<bool> store_is_slow_ = false;  // or gone: it is not asked again
 
-  // Shared by the waiting thread and the thread that compares.
-  mutable std::mutex mutex_;
+  // Guards what follows, and the records: threads that wait, and the one that compares, use them.
+  std::mutex mutex_;
   std::condition_variable changed_;
   std::thread watcher_;
   bool ended_ = false;
-  std::int64_t waits_ = 0;  // number of waits so far, to tell them apart
-  std::function<void()> abort_;
+  std::int64_t waits_ = 0;                                 // so far
+  std::map<std::int64_t, std::function<void()>> waiting_;  // by number: what ends it
   std::string found_;
 };
 

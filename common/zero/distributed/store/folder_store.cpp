@@ -114,6 +114,7 @@ void FolderStore::wait(const std::vector<std::string>& keys,
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   auto pause = std::chrono::microseconds(100);
   while (!check(keys)) {
+    if (check({kFailedKey})) throw Error(get_to_str(kFailedKey));
     if (std::chrono::steady_clock::now() >= deadline) {
       throw std::runtime_error(
           fmt::format("wait timeout after {} ms for {}", timeout.count(), keys.front()));

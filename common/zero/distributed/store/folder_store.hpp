@@ -19,6 +19,8 @@ namespace zero::dist {
 /// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
 ///
 /// A counter is a chain of files, one for each value, so that only one rank gets each value.
+///
+/// A wait for a key ends with zero::Error soon after the launcher has set kFailedKey.
 class FolderStore final : public c10d::Store {
  public:
   /// `folder` must exist.

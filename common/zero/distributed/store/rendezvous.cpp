@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <system_error>
+#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/store/folder_store.hpp>
@@ -28,20 +29,17 @@ bool has_room(const char* place) {
 // In memory if possible: on a disk, file operations take about ten times as long as everything else
 // that the ranks do.
 Rendezvous::Rendezvous() {
-  std::string path = "/dev/shm/zero-XXXXXX";
-  if (has_room("/dev/shm") && ::mkdtemp(path.data()) != nullptr) {
+  std::error_code problem;
+  std::vector<fs::path> places = {fs::temp_directory_path(problem)};
+  if (has_room("/dev/shm")) places.insert(places.begin(), "/dev/shm");
+  for (const fs::path& place : places) {
+    std::string path = (place / "zero-XXXXXX").string();
+    if (::mkdtemp(path.data()) == nullptr) continue;
     folder_ = path;
     return;
   }
-  std::error_code problem;
-  const fs::path place = fs::temp_directory_path(problem);
-  if (problem) throw Error(fmt::format("no folder for temporary files: {}", problem.message()));
-  path = (place / "zero-XXXXXX").string();
-  if (::mkdtemp(path.data()) == nullptr) {
-    throw Error(fmt::format("the folder in which ranks meet: {} cannot be made: {}", path,
-                            std::strerror(errno)));
-  }
-  folder_ = path;
+  throw Error(fmt::format("a folder in which ranks meet cannot be made in {}: {}",
+                          places.back().string(), std::strerror(errno)));
 }
 
 Rendezvous::~Rendezvous() {
