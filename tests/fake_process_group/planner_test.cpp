@@ -240,7 +240,8 @@ TEST(PlannerOnHosts, HasTheBytesOfHsdpAndOfTheParts) {
   });
 }
 
-// The ranks of host 0 together: in a chain some ranks send more than others.
+// The ranks of host 0 together: in a chain some ranks send more than others. For 4 ranks there is
+// no padding; direct sends would be twice as many bytes or more.
 TEST(PlannerOnHosts, HasTheBytesThatLeaveAHostOnTheWayBetweenHosts) {
   on_ranks(1, [](dist::Communicator&) {
     for (const auto& [world_size, ranks_per_host] : {std::pair{4, 2}, {8, 4}, {6, 2}}) {
@@ -250,7 +251,7 @@ TEST(PlannerOnHosts, HasTheBytesThatLeaveAHostOnTheWayBetweenHosts) {
           double& left = leaves[way.planned.name];
           left += static_cast<double>(way.between);
           if (rank + 1 < ranks_per_host) continue;
-          EXPECT_NEAR(left / way.planned.leaves_here, 1, world_size == 6 ? 0.1 : 0)
+          EXPECT_NEAR(left / way.planned.leaves_here, 1, world_size == 4 ? 0 : 0.1)
               << way.planned.name << " on " << world_size << " ranks";
         }
       }

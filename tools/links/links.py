@@ -27,7 +27,7 @@ trained at every speed, and for each there is printed
 
 What is not headers must be what was counted; the command fails where it is not. The first step and
 what comes before and after training cancel out: they are in a run of one step as well, whose bytes
-are taken off.
+are taken off. (Headers do so only where the links of both runs cut the same frames.)
 
 With --modes, these modes of the ladder are compared, the first with itself and the others. A round
 measures the links, and trains each mode once at every rate; the first step of a run is not timed.

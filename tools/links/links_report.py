@@ -15,11 +15,9 @@ def label(mbit):
 def link_seconds(host, mbit):
     """What a link needs for a step of this host's ranks; nothing where there is no limit.
 
-    The switch may have seen many segments as one frame, but the token bucket counts their headers. Segments that
-    were sent once more are no part of it: they may be those of the first step, which is not timed.
+    The switch may have seen many segments as one frame, but the token bucket counts their headers.
     """
-    wire = max(host["interface_bytes"] - host["bytes_again"],
-               host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
+    wire = max(host["link_bytes"], host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
     return wire * 8 / (mbit * 1e6) if mbit else 0.0
 
 
@@ -39,8 +37,9 @@ def figures(mbit, document, wires, base_wires):
               "frames": (wire.frames - base.frames) / counted_steps,
               "payload_bytes": (payload(wire) - payload(base)) / counted_steps,
               "again": wire.again, "again_in_base": base.again,
-              # At most, as the last segment of a message is shorter.
-              "bytes_again": (SEGMENT + HEADERS) * wire.again / counted_steps}
+              # Headers in the proportion of the whole run: the faster link of the run of one step has larger
+              # frames, so that of the first step only the payload cancels out.
+              "link_bytes": (payload(wire) - payload(base)) / counted_steps * wire.bytes / payload(wire)}
              for number, (wire, base) in enumerate(zip(wires, base_wires))]
     return {"mode": mode["mode"], "mbit_per_s": mbit, "steps": steps, "step_seconds": mode["step_seconds"],
             "waiting_seconds": mode["communication_seconds"],

@@ -12,7 +12,7 @@ namespace zero::dist {
 namespace {
 
 // Below so many bytes from a host, sent directly, a message more costs longer than the bytes.
-constexpr std::int64_t kLeastBytes = 64 << 10;
+constexpr std::int64_t kLeastBytes = 16 << 10;
 
 }  // namespace
 
