@@ -141,8 +141,8 @@ TEST_P(StepCosts, AreOneHostWaitInEveryMode) {
     train::register_all_chapters(registry);
     for (const std::string& mode : registry.modes()) {
       ToyOn run(communicator, mode, kDevice);
-      int step = 0;
-      const StepCost cost = cost_of([&] { run.step(step++); }, communicator);
+      const data::Batch batch = moved_to(kDevice, run.toy.batch(communicator.rank(), 0));
+      const StepCost cost = cost_of([&] { run.trainer->step({batch}); }, communicator);
       EXPECT_EQ(cost.device.host_waits, 1) << mode;
     }
   });
