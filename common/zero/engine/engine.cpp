@@ -187,7 +187,14 @@ void Engine::backward(const at::Tensor& loss) {
 // `loss`: null in join(). Returns false, and does nothing, if no rank has a batch and no step is
 // open.
 bool Engine::take_micro_batch(const at::Tensor* loss) {
-  const Finding found = checks_.before_backward(loss);
+  Finding found = checks_.before_backward(loss);
+  const std::vector<double> joined =
+      dist::all_gather_scalars(strategy_->mesh().pipeline(), {loss == nullptr ? 1.0 : 0.0});
+  if (std::ranges::count(joined, joined.front()) < std::ssize(joined)) {
+    found.problem =
+        "some of {ranks} are in join(), the others are not: ranks of one pipeline axis share their "
+        "batches and join together";
+  }
   double mine = 0;
   if (loss == nullptr) {
     mine = kJoined;
@@ -224,9 +231,7 @@ void Engine::join() {
   const dist::Mesh& mesh = strategy_->mesh();
   {
     const dist::CallScope call(mesh.world(), "Engine::join");
-    for (dist::Communicator* const axis : {&mesh.tensor(), &mesh.pipeline()}) {
-      axis->barrier();  // its ranks share their batches
-    }
+    mesh.tensor().barrier();  // in which others gather, so that it is noticed soon
     if (config_.overlap.stage == 3 && !strategy_->passes().can_repeat()) {
       return verify_no_rank_has_data();
     }

@@ -53,13 +53,8 @@ void StepMeter::measure(StepMetrics& metrics) {
 }
 
 void StepMeter::report(const StepMetrics& metrics) {
-  const std::string answer = dist::answer_of([&] {
-    callback_(metrics);
-    return std::string();
-  });
-  if (!strategy_.mesh().any(dist::is_error(answer))) return;
-  dist::on_all_ranks(strategy_.mesh().world(), "the callback of a step",
-                     [&] { return dist::content_of(answer); });
+  dist::run_on_all_ranks(strategy_.mesh().world(), "the callback of a step",
+                         [&] { callback_(metrics); });
 }
 
 MetricsWriter::MetricsWriter(dist::Communicator& communicator, const std::filesystem::path& path)

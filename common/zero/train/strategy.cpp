@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <exception>
 #include <unordered_map>
 #include <utility>
 
@@ -75,19 +74,17 @@ Strategy::Strategy(const StrategyArguments& arguments)
 // Ranks that differ would average the gradients of one parameter and update another way each.
 void Strategy::make_optimizer(const optim::OptimizerFactory& make,
                               const std::vector<at::Tensor>& parameters) {
-  std::exception_ptr error;
-  std::string text;
-  try {
+  const std::string answer = dist::answer_of([&] {
     optimizer_ = make(parameters);
+    std::string groups;
     for (const nn::Parameter& p : list_.parameters) {
-      text += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
+      groups += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
     }
-  } catch (const std::exception& caught) {
-    error = std::current_exception();
-    text = "an error: " + message_of(caught);
-  }
-  mesh_.verify_same_in_stage("the optimizer and its parameter groups", text);
-  if (error) std::rethrow_exception(error);
+    return groups;
+  });
+  mesh_.verify_same_in_stage("the optimizer and its parameter groups",
+                             (dist::is_error(answer) ? "an error: " : "") + answer.substr(1));
+  dist::content_of(answer);  // an error is the same on all ranks
 }
 
 Strategy::~Strategy() = default;
