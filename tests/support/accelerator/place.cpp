@@ -7,7 +7,9 @@
 
 #include <array>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 namespace zero::testing::emulated {
@@ -25,14 +27,24 @@ std::string demangled(const char* symbol) {
 
 // Its name without arguments; empty if it is not a function of the project, or is one of this
 // library.
-std::string function_at(void* address) {
+std::string name_of_function(void* address) {
   Dl_info here{}, found{};
-  ::dladdr(reinterpret_cast<const void*>(&function_at), &here);
+  ::dladdr(reinterpret_cast<const void*>(&name_of_function), &here);
   if (::dladdr(address, &found) == 0 || found.dli_fbase != here.dli_fbase) return "";
   if (found.dli_sname == nullptr) return "";
   std::string name = demangled(found.dli_sname);
   if (name.rfind("zero::", 0) != 0 || name.find("::emulated::") != std::string::npos) return "";
   return name.substr(0, name.find('('));
+}
+
+// The same. To look a name up takes a search through all symbols.
+std::string function_at(void* address) {
+  static auto* const known = new std::map<void*, std::string>;
+  static auto* const mutex = new std::mutex;
+  const std::lock_guard lock(*mutex);
+  const auto [found, is_new] = known->try_emplace(address);
+  if (is_new) found->second = name_of_function(address);
+  return found->second;
 }
 
 }  // namespace
