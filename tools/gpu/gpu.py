@@ -195,7 +195,10 @@ def main():
         rows = [] if options.table == "-" else json.loads(Path(options.table).read_text())["rows"]
         print(table(steps, rows), end="")
         return 0
-    rows = run_all([step for step in steps if options.only in step.name], environment(HERE / "torch"), options.out)
+    steps = [step for step in steps if options.only in step.name]
+    if not steps:
+        parser.error(f"--only {options.only}: no step has this in its name; ./run gpu --table - lists them")
+    rows = run_all(steps, environment(HERE / "torch"), options.out)
     print(f"\n{(options.out / 'gpu.txt').read_text()}")
     return exit_code(rows)
 
