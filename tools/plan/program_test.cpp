@@ -216,7 +216,7 @@ std::vector<Example> examples() {
 
 TEST(PlannerDocs, ShowWhatTheProgramPrints) {
   const std::vector<Example> all = examples();
-  EXPECT_EQ(all.size(), 5U);
+  EXPECT_EQ(all.size(), 6U);
   for (const Example& example : all) {
     EXPECT_EQ(run_plan(example.arguments).said, example.output) << example.arguments;
   }
