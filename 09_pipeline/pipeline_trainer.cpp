@@ -43,7 +43,8 @@ class PipelineTrainer::Run {
         pipeline_(trainer.pipeline_),
         batches_(batches),
         passes_(batches.size()),
-        graphs_(batches.size()) {}
+        graphs_(batches.size()),
+        losses_(batches.size(), 0.0) {}
 
   void forward(const PipelineAction& action) {
     const data::Batch& batch = batches_[at(action)];
@@ -56,7 +57,7 @@ class PipelineTrainer::Run {
     }
     stage_.set_pass(pass);
     at::Tensor loss = strategy_.forward(batch);
-    if (stage_.is_last()) losses_.push_back(loss.detach());
+    if (stage_.is_last()) losses_[at(action)] = item(loss);
     if (action.send_to != PipelineAction::kNone) {
       sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action));
     }
@@ -104,12 +105,11 @@ class PipelineTrainer::Run {
 
   /// Blocks until everything that this stage has sent has been received. Returns the losses of the
   /// micro-batches; zeros in stages other than the last.
-  std::vector<double> finish() {
+  const std::vector<double>& finish() {
     wait_for(sends_, 0);
     wait_for(tied_sends_, 0);
     stage_.set_pass({});
-    if (losses_.empty()) return std::vector<double>(batches_.size(), 0.0);
-    return strategy_.averaged_gradients().read(losses_);
+    return losses_;
   }
 
  private:
@@ -139,6 +139,11 @@ class PipelineTrainer::Run {
     for (; sends.size() > left; sends.pop_front()) sends.front().wait();
   }
 
+  double item(const at::Tensor& loss) const {
+    strategy_.communicator().synchronize();
+    return loss.item<double>();
+  }
+
   LlamaStage& stage_;
   train::Strategy& strategy_;
   train::Step& step_;
@@ -146,8 +151,8 @@ class PipelineTrainer::Run {
   const std::vector<data::Batch>& batches_;
   std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
   std::vector<at::Tensor> graphs_;                     // what their forward returned
-  std::vector<at::Tensor> losses_;                     // of the last stage, in order
-  Sends sends_;                                        // to neighbours
+  std::vector<double> losses_;
+  Sends sends_;       // to neighbours
   Sends tied_sends_;  // from stage 0 to the last, if the embedding is the head
 };
 
