@@ -103,7 +103,7 @@ TEST_P(Dtypes, OfOneModelMayDiffer) {
 TEST(FlatReduction, NeedsOneDtype) {
   on_ranks(2, [](dist::Communicator& communicator) {
     expect_error([&] { train(*make_deferred<TwoDtypes>(), communicator, "ddp:flat"); },
-                 {"'large' is Double where 'small' is Float"});
+                 {"'large' is Double and 'small' is Float"});
   });
 }
 

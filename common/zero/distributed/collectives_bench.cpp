@@ -251,7 +251,8 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
   std::vector<Data> sets;
   do {
     sets.emplace_back(ranks, bytes, way.operation);
-  } while (rotates && static_cast<std::int64_t>(sets.size()) * bytes < kRotated);
+  } while (rotates &&
+           (sets.size() < 2 || static_cast<std::int64_t>(sets.size()) * bytes < kRotated));
   const auto seconds_of = [&](const auto& call) {
     ranks.barrier();
     const auto started = std::chrono::steady_clock::now();

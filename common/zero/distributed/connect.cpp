@@ -175,8 +175,9 @@ std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_
   for (int p = 0; p < routes->per_host(); ++p) {
     of_host.push_back(routes->rank_at(routes->host_of(place.rank), p));
   }
+  // A label that no group of the program has: their keys stand in the same store.
   Connection inside =
-      split(place, routes->place_of(place.rank), of_host, fmt::format("host {}", number));
+      split(place, routes->place_of(place.rank), of_host, fmt::format("/inside a host/{}", number));
   auto* const host = dynamic_cast<HostBackend*>(inside.cpu.get());
   for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
     if (said != "can") return cpu;

@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -44,15 +43,23 @@ class SharedFile {
 
   int descriptor() const { return descriptor_; }
 
-  void write(const std::string& text) const { std::ofstream(path()) << text; }
+  void write(const std::string& text) const {
+    std::ofstream file(path(), std::ios::binary);
+    if (!(file << text).flush()) throw failure("written");
+  }
 
   std::string read() const {
     std::ifstream file(path(), std::ios::binary);
+    if (!file) throw failure("read");
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
  private:
   std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+  Error failure(const char* what) const {
+    return Error(fmt::format("what a rank has said cannot be {} at {}: {}", what, path(),
+                             std::strerror(errno)));
+  }
 
   int descriptor_;
 };

@@ -248,10 +248,11 @@ void Engine::verify_no_rank_has_data() {
     strategy_->shard_group().barrier();  // in which others gather, so that it is noticed soon
     strategy_->mesh().world().barrier();
   } catch (const Error& error) {
-    throw Error(fmt::format(
-        "join() before this rank's first forward(): at stage 3 it repeats the order of units of "
-        "its last batch, so give each rank one at least, or take a stage below 3 ({})",
-        message_of(error)));
+    throw Error(
+        fmt::format("join() before this rank's first forward() and backward(): at stage 3 it "
+                    "repeats the order of units of "
+                    "its last batch, so give each rank one at least, or take a stage below 3 ({})",
+                    message_of(error)));
   }
 }
 
@@ -270,7 +271,7 @@ bool Engine::repeat_micro_batch() {
   return take_micro_batch(nullptr);
 }
 
-Engine::Terms Engine::with_micro_batch(double& mine, const Finding& found) {
+Engine::Terms Engine::with_micro_batch(double& mine, Finding found) {
   const std::vector<double> all =
       dist::all_gather_scalars(strategy_->communicator(), {mine, found.digest()});
   std::vector<double> digests;
@@ -285,23 +286,23 @@ Engine::Terms Engine::with_micro_batch(double& mine, const Finding& found) {
     sum += std::max(all[2 * r], 0.0);
   }
   if (!live_.empty()) source_ = live_.front();
-  verify_findings(strategy_->mesh(), found, digests, "which parameters are trained");
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
-  if (!terms.stated && sum > 0) {
-    throw Error(fmt::format(
+  if (!terms.stated && sum > 0 && found.problem.empty()) {
+    found.problem = fmt::format(
         "micro-batch {} of the step has loss terms (Batch::loss_terms), those before it have none "
         "on any rank: set them for all batches, or for none",
-        micro_batches_ + 1));
+        micro_batches_ + 1);
   }
-  if (terms.stated && !without_forward.empty()) {
-    throw Error(fmt::format(
+  if (terms.stated && !without_forward.empty() && found.problem.empty()) {
+    found.problem = fmt::format(
         "the loss of micro-batch {} on {} was not computed from what Engine::forward() returned, "
         "and other losses of the step have loss terms (Batch::loss_terms), so that its weight is "
         "not known: compute all from forward(), or leave loss_terms at 0 in all batches, so that "
         "micro-batches count alike",
-        micro_batches_ + 1, train::ranks_text(without_forward)));
+        micro_batches_ + 1, train::ranks_text(without_forward));
   }
+  verify_findings(strategy_->mesh(), found, digests, "which parameters are trained");
   if (!terms.stated) {
     mine = mine == kJoined ? kJoined : 1;
     sum = static_cast<double>(live_.size());

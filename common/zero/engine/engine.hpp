@@ -217,7 +217,7 @@ class Engine {
   bool repeat_micro_batch();
   void verify_no_rank_has_data();
   bool take_micro_batch(const at::Tensor* loss);
-  Terms with_micro_batch(double& mine, const Finding& found);
+  Terms with_micro_batch(double& mine, Finding found);
   void verify_in_no_step(const char* call) const;
   void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;

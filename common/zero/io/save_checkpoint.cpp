@@ -172,8 +172,10 @@ void hold(const fs::path& folder) {
 
 // Rank 0: the checkpoint in the folder, if it is one that can be loaded.
 std::optional<Manifest> current(const fs::path& folder) {
+  if (!fs::exists(folder / kManifestFile)) return std::nullopt;
+  const std::string text = base::read_file(folder / kManifestFile, "");
   try {
-    return manifest_from(base::read_file(folder / kManifestFile, ""), "");
+    return manifest_from(text, "");
   } catch (const Error&) {
     return std::nullopt;
   }

@@ -1,5 +1,4 @@
 #include <exception>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

@@ -11,7 +11,6 @@
 #include <set>
 #include <utility>
 
-#include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/norm.hpp>
@@ -50,6 +49,7 @@ AveragedGradients::AveragedGradients(const nn::ParameterList& list, const StageO
 }
 
 void AveragedGradients::complete(bool is_last_micro_batch) {
+  norms_.clear();
   add_up_over_tensor_axis();
   drop_unused();
   if (adds_averages_) add_up(is_last_micro_batch);
@@ -132,12 +132,14 @@ AveragedGradients::Own AveragedGradients::own() const {
   return own;
 }
 
-std::vector<double> AveragedGradients::read(const std::vector<at::Tensor>& losses) {
+std::vector<double> AveragedGradients::read(const std::vector<at::Tensor>& losses,
+                                            bool with_norms) {
   mesh_.data().synchronize();  // the host is about to read
   std::vector<at::Tensor> gradients = own().gradients;
   const at::Device device = losses.front().device();
-  const bool reads_norms = !gradients.empty() && gradients.front().device() == device &&
-                           !device.is_cpu() && !has_doubles();  // whose squares may overflow
+  const bool reads_norms = with_norms && !gradients.empty() &&
+                           gradients.front().device() == device && !device.is_cpu() &&
+                           !has_doubles();  // whose squares may overflow
   if (!reads_norms) gradients.clear();
   std::vector<double> all = optim::detail::norms_by_list(gradients, 2, at::stack(losses).flatten());
   const auto values = all.begin() + std::ssize(gradients);

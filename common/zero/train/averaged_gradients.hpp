@@ -53,8 +53,9 @@ class AveragedGradients {
 
   /// The values of `losses`, of one element each. If the gradients are on a device, their norms
   /// come with them: the host waits once, and clip() or first_nonfinite() need not read again. Call
-  /// it before these, when the gradients will not change any more. Acts on this rank alone; blocks.
-  std::vector<double> read(const std::vector<at::Tensor>& losses);
+  /// it before these, when the gradients will not change any more; without norms in an evaluation.
+  /// Acts on this rank alone; blocks.
+  std::vector<double> read(const std::vector<at::Tensor>& losses, bool with_norms = true);
 
   /// Scales the gradients so that their L2 norm is at most `max_norm`; returns the norm before.
   /// Norms are of the gradients divided by the loss scale. All strategies that own whole parameters

@@ -2,6 +2,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
+#include <system_error>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -49,32 +50,42 @@ HierarchicalBackend::~HierarchicalBackend() {
   links_.inside.host_transport().stop();
   stopped_ = true;
   messages_.log->end_waits();
+  if (last_.valid()) last_.wait();
 }
 
 Backend::WorkPtr HierarchicalBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (!links_.routes.take(call, input)) return direct_->start(call, output, input);
-  if (adds_up(call.operation)) {
-    return run_in_order(call, std::make_shared<HostChain>(links_, call, output, input));
+  try {
+    if (adds_up(call.operation)) {
+      return run_in_order(call, std::make_shared<HostChain>(links_, call, output, input));
+    }
+    return run_in_order(call, std::make_shared<HostGather>(links_, call, output, input));
+  } catch (...) {
+    links_.inside.host_transport().stop();  // so that peers need not wait to find out
+    throw;
   }
-  return run_in_order(call, std::make_shared<HostGather>(links_, call, output, input));
 }
 
 Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
                                                    std::shared_ptr<HostTask> task) {
-  auto run = [this, task, before = std::move(last_)]() mutable {
+  auto run = [this, task, before = last_]() mutable {
     // Before wait() returns: what the task holds is the caller's alone again.
     const auto end = c10::make_scope_exit([&task] { task.reset(); });
-    if (before.valid()) std::exchange(before, {}).wait();
+    if (before.valid()) std::exchange(before, {}).get();  // its error is that of all after it
     const at::NoGradGuard no_grad;
     const memory::Charge charge(memory::Category::kCommunication);
     try {
       task->run();
     } catch (...) {
-      links_.inside.host_transport().stop();  // so that peers need not wait to find out
+      links_.inside.host_transport().stop();
       throw;
     }
   };
-  last_ = std::async(std::launch::async, std::move(run)).share();
+  try {
+    last_ = std::async(std::launch::async, std::move(run)).share();
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("{}: there is no thread for it ({})", call.text(), error.what()));
+  }
   return std::make_unique<TaskWork>(call, std::move(task), last_);
 }
 

@@ -375,8 +375,8 @@ void meet_in(const std::filesystem::path& folder, int rank, const std::vector<in
 }
 
 // Not only when the ranks end that heard of it first: rank 0 hears of rank 2 from the network, and
-// rank 1 waits for rank 0.
-TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) {
+// rank 1 waits for rank 0. With `later`, rank 0 hears of it before it calls.
+void expect_known_to_all(bool later) {
   const BetweenHosts forced("hierarchical");
   const testing::TestFolder folder;
   const RankOptions options{.world_size = 4,
@@ -386,6 +386,7 @@ TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) {
     c.set_hosts({0, 0, 1, 1});
     c.barrier();
     if (c.rank() == 2) ::raise(SIGKILL);
+    if (later && c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     try {
       c.all_gather(at::ones({1 << 20}), at::ones({1 << 18}), Purpose::kParameter).wait();
     } catch (const Error&) {
@@ -396,6 +397,10 @@ TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) {
   exits.erase(exits.begin() + 2);
   testing::expect_errors(exits, ::testing::HasSubstr("all_gather #"));
 }
+
+TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) { expect_known_to_all(false); }
+
+TEST(HierarchicalFaults, BeforeACallAreKnownToAllWhileAllOthersLive) { expect_known_to_all(true); }
 
 TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
   const BetweenHosts forced("hierarchical");

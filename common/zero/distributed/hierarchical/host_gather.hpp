@@ -24,7 +24,6 @@ class HostGather final : public HostTask {
     at::Tensor piece;    // of this rank
     MessageSet message;  // brings it
   };
-  void receive(const at::Tensor& whole, const at::Tensor& piece, int from);
 
   const HostLinks& links_;
   Call call_;

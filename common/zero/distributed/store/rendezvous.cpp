@@ -30,8 +30,13 @@ bool has_room(const char* place) {
 // that the ranks do.
 Rendezvous::Rendezvous() {
   std::error_code problem;
-  std::vector<fs::path> places = {fs::temp_directory_path(problem)};
-  if (has_room("/dev/shm")) places.insert(places.begin(), "/dev/shm");
+  const fs::path temporary = fs::temp_directory_path(problem);
+  std::vector<fs::path> places;
+  if (has_room("/dev/shm")) places.emplace_back("/dev/shm");
+  if (!problem) places.push_back(temporary);
+  if (places.empty()) {
+    throw Error(fmt::format("there is no folder for temporary files: {}", problem.message()));
+  }
   for (const fs::path& place : places) {
     std::string path = (place / "zero-XXXXXX").string();
     if (::mkdtemp(path.data()) == nullptr) continue;

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include <zero/optim/offload/block_io.hpp>
 
@@ -50,11 +51,10 @@ std::string BlockIo::move_some() {
 
 std::string BlockIo::finish() {
   std::string first;
-  for (auto& thread : threads_) {
+  for (auto& thread : std::exchange(threads_, {})) {  // if one throws, the others end first
     std::string wrong = thread.get();
     if (first.empty()) first = std::move(wrong);
   }
-  threads_.clear();
   return first;
 }
 

@@ -59,12 +59,12 @@ class Offloaded final : public Optimizer {
   Offloaded(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
             const OffloadOptions& options)
       : store_(std::make_unique<TileStore>(options)) {
-    std::vector<at::Tensor> idle;
-    for (const at::Tensor& p : parameters) {
-      slots_.add(idle_slot(p));
-      idle.push_back((slots_.end() - 1)->idle);
-    }
-    inner_ = make(idle);
+    for (const at::Tensor& p : parameters) slots_.add(idle_slot(p));
+    inner_ = make(parameters);  // which may know them by their names
+    inner_->replace([this](const at::Tensor& p) {
+      const OffloadedSlot* const slot = slots_.find(p);
+      return slot == nullptr ? at::Tensor() : slot->idle;
+    });
     const std::string kind = inner_->settings().kind;
     if (kind != "AdamW" && kind != "AdamW with master weights") {
       throw Error(fmt::format(

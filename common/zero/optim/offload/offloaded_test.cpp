@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
 #include <atomic>
@@ -135,6 +136,40 @@ TEST(Offloaded, HasTheBitsOfAdamWInMemory) {
     }
   }
   EXPECT_THAT(folder.listing(), ::testing::IsEmpty());
+}
+
+TEST(Offloaded, TakesGroupsByName) {
+  const TestFolder folder;
+  const auto matrices_first = [](const std::string& /*name*/, const at::Tensor& parameter) {
+    return std::size_t{parameter.dim() > 1 ? 0U : 1U};
+  };
+  for (const bool masters : {false, true}) {
+    SCOPED_TRACE(masters);
+    torch::nn::Linear ours(40, 30), theirs(40, 30);
+    const auto make = [&](torch::nn::Linear& layer) {
+      layer->to(masters ? at::kBFloat16 : at::kFloat);
+      const OptimizerFactory named =
+          adamw(*layer, {{.weight_decay = 0.1}, {.weight_decay = 0}}, matrices_first);
+      return masters ? with_master_weights(named) : named;
+    };
+    const OptimizerFactory make_ours = make(ours), make_theirs = make(theirs);
+    const auto mine = ours->parameters(), others = theirs->parameters();
+    for (std::size_t i = 0; i < mine.size(); ++i) others[i].detach().copy_(mine[i].detach());
+    const auto offloaded = with_offload(make_ours, {folder.path(), 8192, 4096, false})(mine);
+    const auto resident = make_theirs(others);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        mine[i].mutable_grad() =
+            random(mine[i].numel(), 10 * step + i).to(mine[i].scalar_type()).view(mine[i].sizes());
+        others[i].mutable_grad() = mine[i].grad();
+      }
+      offloaded->step();
+      resident->step();
+      EXPECT_TRUE(same_bits(mine, others));
+    }
+    EXPECT_EQ(offloaded->group_of(mine[0]), 0U);
+    EXPECT_EQ(offloaded->group_of(mine[1]), 1U);
+  }
 }
 
 TEST(Offloaded, MastersFollowScalesAndWhatIsWrittenIntoParameters) {

@@ -61,7 +61,7 @@ class AutogradPasses : private nn::UnitHooks {
   void set_repeats(bool repeats) { repeats_ = repeats; }
   bool repeats() const { return repeats_; }
   /// Whether there are such calls.
-  bool can_repeat() const { return !forward_calls_.empty(); }
+  bool can_repeat() const { return !forward_calls_.empty() && !backward_calls_.empty(); }
 
   bool in_backward() const { return in_backward_; }
   /// Whether forward() or backward() is running.

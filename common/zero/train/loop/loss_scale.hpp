@@ -20,7 +20,7 @@ struct LossScaleOptions {
 /// is a power of two, so that neither operation rounds. If it is too large, a gradient overflows to
 /// infinity: the step is skipped and the scale halved; after many good steps it is doubled.
 ///
-/// All ranks must make the same calls (train::update() does), and so have the same scale.
+/// All ranks must make the same calls (train::Step does), and so have the same scale.
 class LossScale {
  public:
   /// Throws zero::Error for a scale that is not a power of two from 1 to 2^100, or fewer than 1

@@ -50,6 +50,10 @@ std::string what_is_not_finite(Strategy& strategy, bool norm_is_not) {
   return norm_is_not ? "the norm of the gradient is too large for a float" : "";
 }
 
+bool differ(const std::vector<double>& digests) {
+  return std::ranges::adjacent_find(digests, std::not_equal_to<>()) != digests.end();
+}
+
 std::string settings_text(const optim::Optimizer& optimizer) {
   const optim::Optimizer::Settings settings = optimizer.settings();
   std::string text = fmt::format("kind '{}'\n", settings.kind);
@@ -163,16 +167,29 @@ double Step::settings_digest() const {
 
 void Step::verify_settings(const std::vector<double>& digests) {
   const ParameterWrites writes = strategy_.writes();
-  if (std::adjacent_find(digests.begin(), digests.end(), std::not_equal_to<>()) == digests.end()) {
-    if (!writes.refused().empty()) throw Error(writes.refused());  // the same on all ranks
+  const dist::Mesh& mesh = strategy_.mesh();
+  const std::string settings = settings_text(strategy_.optimizer());
+  bool wrong = differ(digests) || !writes.refused().empty();
+  if (mesh.data().size() < mesh.world().size()) {
+    const double digest = base::fnv1a_as_double(settings);
+    wrong = mesh.any(differ(dist::all_gather_scalars(mesh.tensor(), {digest})) || wrong);
+  }
+  if (!wrong) {
     strategy_.forget_writes();
     return;
   }
-  dist::verify_same(strategy_.communicator(), "the optimizer's settings",
-                    settings_text(strategy_.optimizer()));
-  dist::verify_same(strategy_.communicator(),
-                    "what the program has written into parameters since the last step",
-                    writes.text());
+  mesh.verify_same_in_stage("the optimizer's settings", settings);
+  std::string problem = writes.refused();
+  try {  // tensor ranks write other values into their parts
+    dist::verify_same(strategy_.communicator(),
+                      "what the program has written into parameters since the last step",
+                      writes.text());
+  } catch (const Error& error) {
+    problem = message_of(error);
+  }
+  for (const std::string& of_rank : mesh.world().exchange(problem)) {
+    if (!of_rank.empty()) throw Error(of_rank);
+  }
 }
 
 }  // namespace zero::train

@@ -98,7 +98,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
 std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
   std::vector<at::Tensor> losses;
   for (const data::Batch& batch : batches) losses.push_back(forward(batch));
-  return strategy_.averaged_gradients().read(losses);
+  return strategy_.averaged_gradients().read(losses, /*with_norms=*/false);
 }
 
 at::Tensor Trainer::forward(const data::Batch& batch) {
