@@ -36,6 +36,14 @@ TEST(OnATensorAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
       if (culprit) weight.mutable_grad().reset();
       expect_error([&] { run.engine.step(); },
                    {stage == 0 ? "what was done to gradients" : "was set or reset on rank 1"});
+      run.engine.backward(run.forward(0));
+      optim::Optimizer& optimizer = run.engine.strategy().optimizer();
+      optimizer.set_learning_rate(culprit ? 0.02 : 0.01);
+      expect_error([&] { run.engine.step(); },
+                   {"ranks disagree about the optimizer's settings", "rank 1"});
+      for (SplitEngine* both : {&run, &undisturbed}) {
+        both->engine.strategy().optimizer().set_learning_rate(0.01);
+      }
       for (SplitEngine* both : {&run, &undisturbed}) both->step(1);
       EXPECT_TRUE(same_bits(whole_weights(run.engine.strategy()),
                             whole_weights(undisturbed.engine.strategy())));
