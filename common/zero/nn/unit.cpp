@@ -91,7 +91,7 @@ void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at:
 at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<OnceInAPass>& pass,
                          bool is_shared) {
   // A separate autograd node: the body's result may be the output of an inner unit, whose node
-  // comes later; and a tensor's hook is lost if the tensor is changed in place.
+  // comes later; and a view's hook is lost if the view is changed in place.
   const auto watch = c10::make_intrusive<Watch>();
   watch->callback = [this, pass] {
     if (pass->first() && hooks_ != nullptr) hooks_->pre_backward(*this);
