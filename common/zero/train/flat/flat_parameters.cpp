@@ -227,7 +227,7 @@ void FlatParameters::gather_into_buffer() {
   rounded_ = false;
   for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
     // The part that this rank keeps of a parameter that lies in several shards.
-    if (!uses_shard(m)) mine_of_full(m).copy_(mine_of_shard(shard_, m));
+    if (my_range(m).size > 0 && !uses_shard(m)) mine_of_full(m).copy_(mine_of_shard(shard_, m));
   }
   gathering_ =
       communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
@@ -324,7 +324,7 @@ void FlatParameters::keep_shard_of_buffer() {
   if (!shards_parameters()) return;  // the shard is a part of the buffer
   wait_gather();
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (!uses_shard(m)) mine_of_shard(shard_, m).copy_(mine_of_full(m));
+    if (my_range(m).size > 0 && !uses_shard(m)) mine_of_shard(shard_, m).copy_(mine_of_full(m));
   }
   if (!parameter_transfer_) return;
   my_shard_of(full_).copy_(shard_);  // of members that use the shard, the buffer has old values
