@@ -410,9 +410,8 @@ TEST(HostMessages, StandInLesson07) {
   const auto predicted = [](const char* mode) {
     return leaves_a_host(mode, 2, 2, Sending::kDirect, /*root=*/0.2105) / 2;
   };
-  all.push_back(
-      fmt::format("to the other group much less: {:.4f} V, not {:.4f} V.",
-                  predicted("hpz"), predicted("engine3")));
+  all.push_back(fmt::format("to the other group much less: {:.4f} V, not {:.4f} V.",
+                            predicted("hpz"), predicted("engine3")));
   for (const std::string& words : all) EXPECT_THAT(text, ::testing::HasSubstr(words));
 }
 
