@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/engine/step_checks.hpp>
 #include <zero/train/loop/step.hpp>
 
@@ -14,10 +12,6 @@ namespace zero {
 namespace {
 
 constexpr std::string_view kRanks = "{ranks}";
-
-bool differ(const std::vector<double>& digests) {
-  return std::ranges::adjacent_find(digests, std::not_equal_to<>()) != digests.end();
-}
 
 // Throws the first problem of a rank, if any has one.
 void throw_problem(const std::vector<std::string>& problems) {
@@ -40,12 +34,8 @@ double Finding::digest() const { return problem.empty() ? base::fnv1a_as_double(
 
 void verify_findings(const dist::Mesh& mesh, const Finding& mine,
                      const std::vector<double>& digests, const std::string& what) {
-  bool wrong = !mine.problem.empty() || digests.front() < 0 || differ(digests);
-  if (mesh.data().size() < mesh.world().size()) {
-    const bool along_tensor = differ(dist::all_gather_scalars(mesh.tensor(), {mine.digest()}));
-    wrong = mesh.any(wrong || along_tensor);
-  }
-  if (!wrong) return;
+  const bool wrong = !mine.problem.empty() || digests.front() < 0;
+  if (!train::any_wrong(mesh, wrong, digests, mine.digest())) return;
   throw_problem(mesh.world().exchange(mine.problem));
   mesh.verify_same_in_stage(what, mine.state);
 }

@@ -28,6 +28,17 @@ std::string loss_not_finite(std::int64_t step, const std::string& ranks) {
       step, ranks);
 }
 
+bool any_wrong(const dist::Mesh& mesh, bool wrong, const std::vector<double>& digests,
+               double digest) {
+  const auto differ = [](const std::vector<double>& all) {
+    return std::ranges::adjacent_find(all, std::not_equal_to<>()) != all.end();
+  };
+  wrong = wrong || differ(digests);
+  if (mesh.data().size() == mesh.world().size()) return wrong;
+  const bool along_tensor = differ(dist::all_gather_scalars(mesh.tensor(), {digest}));
+  return mesh.any(wrong || along_tensor);
+}
+
 at::Tensor weighted_loss(const at::Tensor& loss, double terms, double all_terms, int ranks,
                          double scale) {
   const double divisor = all_terms / (terms * ranks);
@@ -48,10 +59,6 @@ std::string what_is_not_finite(Strategy& strategy, bool norm_is_not) {
                        ranks_text(bad->ranks));
   }
   return norm_is_not ? "the norm of the gradient is too large for a float" : "";
-}
-
-bool differ(const std::vector<double>& digests) {
-  return std::ranges::adjacent_find(digests, std::not_equal_to<>()) != digests.end();
 }
 
 std::string settings_text(const optim::Optimizer& optimizer) {
@@ -169,12 +176,7 @@ void Step::verify_settings(const std::vector<double>& digests) {
   const ParameterWrites writes = strategy_.writes();
   const dist::Mesh& mesh = strategy_.mesh();
   const std::string settings = settings_text(strategy_.optimizer());
-  bool wrong = differ(digests) || !writes.refused().empty();
-  if (mesh.data().size() < mesh.world().size()) {
-    const double digest = base::fnv1a_as_double(settings);
-    wrong = mesh.any(differ(dist::all_gather_scalars(mesh.tensor(), {digest})) || wrong);
-  }
-  if (!wrong) {
+  if (!any_wrong(mesh, !writes.refused().empty(), digests, base::fnv1a_as_double(settings))) {
     strategy_.forget_writes();
     return;
   }

@@ -104,6 +104,11 @@ class Step {
   float gradient_norm_ = 0;
 };
 
+/// Whether `wrong` is true on any rank, `digests` of the data ranks, exchanged already, differ, or
+/// `digest` differs from that of a tensor rank. Called by all ranks of all axes; blocks.
+bool any_wrong(const dist::Mesh& mesh, bool wrong, const std::vector<double>& digests,
+               double digest);
+
 /// "rank 1", "ranks 1, 3": for messages.
 std::string ranks_text(const std::vector<int>& ranks);
 
