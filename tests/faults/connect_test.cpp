@@ -128,8 +128,11 @@ TEST(Connect, InterfaceThatIsNotThereIsNamed) {
     ::setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0", 1);
     dist::connect(environment(rank, 2, port), within(1));
   });
-  expect_errors(exits, ContainsRegex("GLOO_SOCKET_IFNAME names 'nowhere0', and this machine's "
-                                     "network interfaces are .*lo"));
+  const auto named = ContainsRegex(
+      "GLOO_SOCKET_IFNAME names 'nowhere0', and this machine's network interfaces are .*lo");
+  // Rank 0 may have found that, and left with the store, while rank 1 still asks for it.
+  expect_errors(exits, AnyOf(named, HasSubstr("the store of rank 0 is gone")));
+  expect_errors({exits[0]}, named);
 }
 
 // Rank 0 serves the store, and its process ends here as soon as it has what the others said.
@@ -154,6 +157,30 @@ TEST(Connect, RankThatServesTheStoreIsStopped) {
   expect_errors({exits[1]},
                 HasSubstr(fmt::format("the store at 127.0.0.1:{} does not answer", port)));
   EXPECT_LT(exits[1].seconds, 7);  // one time limit, and not two
+}
+
+// torchrun's agent, which serves the store, is stopped before the ranks come, or while two of them
+// wait for the third.
+TEST(Connect, ServerOfTheStoreIsStoppedBeforeAllHaveCome) {
+  for (const int keys : {0, 2}) {
+    const int port = free_port();
+    Exits exits = connecting(3, [&](int process) {
+      if (process == 2) {
+        c10d::TCPStore served = served_store(port);
+        while (served.getNumKeys() < keys)
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        ::raise(SIGSTOP);
+      }
+      dist::RankEnvironment rank = environment(process, 3, port);
+      rank.store_is_served = true;
+      dist::connect(rank, within(3));
+    });
+    exits.pop_back();
+    expect_errors(exits, HasSubstr(fmt::format("the store at 127.0.0.1:{} does not answer within "
+                                               "3 s: its process is stopped",
+                                               port)));
+    for (const dist::RankExit& exit : exits) EXPECT_LT(exit.seconds, 6);  // one time limit
+  }
 }
 
 // The address of another machine, or of none, is not a port that is taken.
