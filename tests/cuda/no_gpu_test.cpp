@@ -2,9 +2,8 @@
 // GPUs.
 
 #include <cstdint>
-#include <cstdlib>
-#include <optional>
 
+#include <tests/support/set_variable.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/nccl/nccl_version.hpp>
 #include <zero/memory/cuda_memory.hpp>
@@ -25,18 +24,7 @@ std::vector<RankExit> without_gpu(int world_size) {
 }
 
 class NoGpu : public ::testing::Test {
- protected:
-  NoGpu() {
-    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) before_ = visible;
-    ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
-  }
-  ~NoGpu() override {
-    ::unsetenv("CUDA_VISIBLE_DEVICES");
-    if (before_) ::setenv("CUDA_VISIBLE_DEVICES", before_->c_str(), /*overwrite=*/1);
-  }
-
- private:
-  std::optional<std::string> before_;
+  const zero::testing::SetVariable none_is_visible_{"CUDA_VISIBLE_DEVICES", ""};
 };
 
 TEST_F(NoGpu, IsAnErrorThatEveryRankReports) {

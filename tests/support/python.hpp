@@ -3,19 +3,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
+
+#include <zero/base/variable.hpp>
 
 #include "program.hpp"
 
 namespace zero::testing {
 
 /// The Python that tests start.
-inline std::string python() {
-  const char* const named = std::getenv("ZERO_PYTHON");
-  return named != nullptr && *named != '\0' ? named : "python3";
-}
+inline std::string python() { return base::variable("ZERO_PYTHON").value_or("python3"); }
 
 /// Runs it with `arguments`, words for the shell. Blocks until it has ended.
 inline ProcessResult run_python(const std::string& arguments) {

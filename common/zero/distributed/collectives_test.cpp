@@ -6,10 +6,11 @@
 
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <limits>
+#include <optional>
 
 #include <tests/support/ranks.hpp>
+#include <tests/support/set_variable.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/rank_order.hpp>
@@ -48,17 +49,15 @@ const std::vector<Way> kWays = {
 class EachBackend : public ::testing::TestWithParam<std::tuple<Way, int>> {
  protected:
   void SetUp() override {
-    if (const char* variable = std::getenv("ZERO_TRANSPORT")) outer_ = variable;
-    ::setenv("ZERO_TRANSPORT", std::get<Way>(GetParam()).transport, /*overwrite=*/1);
+    transport_.emplace("ZERO_TRANSPORT", std::get<Way>(GetParam()).transport);
   }
-  void TearDown() override { ::setenv("ZERO_TRANSPORT", outer_.c_str(), /*overwrite=*/1); }
 
   RankOptions ranks() const {
     return {.world_size = std::get<int>(GetParam()), .backend = std::get<Way>(GetParam()).backend};
   }
 
  private:
-  std::string outer_;
+  std::optional<testing::SetVariable> transport_;
 };
 std::string name_of(const ::testing::TestParamInfo<EachBackend::ParamType>& info) {
   return fmt::format("{}_N{}", std::get<Way>(info.param).name, std::get<int>(info.param));

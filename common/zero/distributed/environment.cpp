@@ -120,11 +120,6 @@ RankEnvironment read(const Names& names) {
 
 }  // namespace
 
-std::string variable_or(const char* name, const std::string& otherwise) {
-  const char* value = variable(name);
-  return value != nullptr && *value != '\0' ? value : otherwise;
-}
-
 std::chrono::milliseconds time_limit(std::chrono::milliseconds otherwise) {
   if (variable("ZERO_TIMEOUT") == nullptr) return otherwise;
   return std::chrono::seconds(number("ZERO_TIMEOUT", 1, 1'000'000));

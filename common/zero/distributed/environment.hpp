@@ -37,10 +37,6 @@ std::optional<RankEnvironment> rank_environment();
 /// Without a launcher any number is accepted.
 void validate_world_size(int asked);
 
-/// The value of an environment variable that overrides an option: `otherwise` if it is not set, or
-/// empty.
-std::string variable_or(const char* name, const std::string& otherwise);
-
 /// The environment variable ZERO_TIMEOUT, if it is set, else `otherwise`. Throws zero::Error if it
 /// is no whole number of seconds from 1 to 1,000,000.
 std::chrono::milliseconds time_limit(std::chrono::milliseconds otherwise);

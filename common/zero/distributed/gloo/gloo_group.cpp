@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
-#include <cstdlib>
 #include <sstream>
 
 #include <zero/base/error.hpp>
+#include <zero/base/variable.hpp>
 #include <zero/distributed/gloo/gloo_group.hpp>
 
 namespace zero::dist {
@@ -38,10 +38,9 @@ std::vector<std::string> interfaces_of_this_machine() {
   return names;
 }
 
-// Interface names in the variable, separated by commas; empty if it is unset or empty.
+// Interface names in the variable, separated by commas.
 std::vector<std::string> named_interfaces() {
-  const char* value = std::getenv(kVariable);
-  std::istringstream words(value == nullptr ? "" : value);
+  std::istringstream words(base::variable(kVariable).value_or(""));
   std::vector<std::string> names;
   for (std::string name; std::getline(words, name, ',');) names.push_back(name);
   return names;

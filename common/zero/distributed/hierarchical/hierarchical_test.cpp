@@ -2,21 +2,15 @@
 // are groups of this machine's ranks (Communicator::set_hosts()); tests/hosts has real ones.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cmath>
-#include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <thread>
 
+#include <tests/support/between_hosts.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
-#include <tests/support/test_folder.hpp>
-#include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/not_finite.hpp>
@@ -24,9 +18,8 @@
 namespace zero::dist {
 namespace {
 
+using testing::BetweenHosts;
 using testing::on_ranks;
-using testing::RankOptions;
-using testing::ranks_ended;
 
 struct Layout {
   int hosts, per_host;
@@ -75,24 +68,6 @@ std::vector<at::Tensor> results(Communicator& c, std::int64_t elements, at::Scal
   for (std::size_t i = work.size(); i-- > 0;) work[i].wait();
   return tensors;
 }
-
-// Sets the variables for ranks that start while this lives. Over TCP ranks of a host have no way
-// inside it.
-class BetweenHosts {
- public:
-  explicit BetweenHosts(const char* way) {
-    if (const char* variable = std::getenv("ZERO_TRANSPORT")) outer_ = variable;
-    if (outer_ == "tcp") ::setenv("ZERO_TRANSPORT", "auto", 1);
-    ::setenv("ZERO_BETWEEN_HOSTS", way, 1);
-  }
-  ~BetweenHosts() {
-    ::setenv("ZERO_TRANSPORT", outer_.c_str(), 1);
-    ::unsetenv("ZERO_BETWEEN_HOSTS");
-  }
-
- private:
-  std::string outer_;
-};
 
 class Hierarchical : public ::testing::TestWithParam<Layout> {};
 INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical,
@@ -362,173 +337,6 @@ TEST(HierarchicalTensors, AreNotUsedAfterWaitHasThrown) {
         {"all ranks must call the same functions in the same order"});
     EXPECT_EQ(tensor.storage().use_count(), 1U);
   });
-}
-
-// A rank says that it is there with a file, and waits for those of the others.
-void meet_in(const std::filesystem::path& folder, int rank, const std::vector<int>& others) {
-  std::ofstream{folder / std::to_string(rank)};
-  for (const int other : others) {
-    while (!std::filesystem::exists(folder / std::to_string(other))) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  }
-}
-
-// Not only when the ranks end that heard of it first: rank 0 hears of rank 2 from the network, and
-// rank 1 waits for rank 0. With `later`, rank 0 hears of it before it calls.
-void expect_known_to_all(bool later) {
-  const BetweenHosts forced("hierarchical");
-  const testing::TestFolder folder;
-  const RankOptions options{.world_size = 4,
-                            .timeout = std::chrono::minutes(5),
-                            .total_timeout = std::chrono::seconds(20)};
-  auto exits = ranks_ended(options, [&](Communicator& c) {
-    c.set_hosts({0, 0, 1, 1});
-    c.barrier();
-    if (c.rank() == 2) ::raise(SIGKILL);
-    if (later && c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    try {
-      c.all_gather(at::ones({1 << 20}), at::ones({1 << 18}), Purpose::kParameter).wait();
-    } catch (const Error&) {
-      meet_in(folder.path(), c.rank(), {0, 1, 3});
-      throw;
-    }
-  });
-  exits.erase(exits.begin() + 2);
-  testing::expect_errors(exits, ::testing::HasSubstr("all_gather #"));
-}
-
-TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) { expect_known_to_all(false); }
-
-TEST(HierarchicalFaults, BeforeACallAreKnownToAllWhileAllOthersLive) { expect_known_to_all(true); }
-
-TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
-  const BetweenHosts forced("hierarchical");
-  const testing::TestFolder folder;
-  const RankOptions options{.world_size = 4,
-                            .timeout = std::chrono::minutes(5),
-                            .total_timeout = std::chrono::seconds(20)};
-  on_ranks(options, [&](Communicator& c) {
-    auto group = c.split({0, 1, 2, 3}, "over hosts");
-    group->set_hosts({0, 0, 1, 1});
-    if (c.rank() >= 2) {  // they have each other's values, and wait for a sum of the first host
-      EXPECT_THROW(
-          {
-            const Work work = group->all_reduce(at::ones({100}), Purpose::kGradient);
-            std::this_thread::sleep_for(std::chrono::milliseconds(200));
-            throw Error("enough");
-          },
-          Error);
-      group.reset();
-    }
-    meet_in(folder.path(), c.rank(), {2, 3});
-  });
-}
-
-// Large enough to be struck in the middle: many windows in each lane.
-constexpr std::int64_t kLong = 4 << 20;
-
-std::vector<std::pair<const char*, std::function<Work(Communicator&)>>> long_operations() {
-  const auto whole = [] { return at::ones({kLong}); };
-  const auto piece = [](Communicator& c) { return at::ones({kLong / c.size()}); };
-  return {
-      {"all_gather",
-       [=](Communicator& c) { return c.all_gather(whole(), piece(c), Purpose::kParameter); }},
-      {"broadcast", [=](Communicator& c) { return c.broadcast(whole(), 1, Purpose::kParameter); }},
-      {"reduce", [=](Communicator& c) { return c.reduce(whole(), 2, Purpose::kGradient); }},
-      {"reduce_scatter",
-       [=](Communicator& c) { return c.reduce_scatter(piece(c), whole(), Purpose::kGradient); }},
-      {"all_reduce", [=](Communicator& c) { return c.all_reduce(whole(), Purpose::kGradient); }},
-  };
-}
-
-// Memory that the ranks share.
-struct Victim {
-  std::atomic<int> pid, errors;
-};
-
-// `signal` strikes the victim before it starts the operation, or when it has. All others end by
-// themselves, with an error that names the operation and a rank; the last of them ends a victim
-// that is stopped, so that nobody waits for it.
-void expect_named_errors(const std::function<Work(Communicator&)>& start, int signal, int victim,
-                         bool started) {
-  const BetweenHosts forced("hierarchical");
-  const RankOptions options{.world_size = 4, .timeout = std::chrono::seconds(1)};
-  void* const memory = ::mmap(nullptr, sizeof(Victim), PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, /*fd=*/-1, /*offset=*/0);
-  auto& shared = *new (memory) Victim{};
-  std::vector<RankExit> others = ranks_ended(options, [&](Communicator& c) {
-    c.set_hosts({0, 0, 1, 1});
-    if (c.rank() == victim) shared.pid = ::getpid();
-    c.barrier();
-    try {
-      if (!started && c.rank() == victim) ::raise(signal);
-      Work work = start(c);
-      if (started && c.rank() == victim) ::raise(signal);
-      work.wait();
-      c.barrier();  // for what is complete without the victim
-    } catch (const Error&) {
-      if (++shared.errors == 3) ::kill(shared.pid, SIGKILL);
-      throw;
-    }
-  });
-  ::munmap(memory, sizeof(Victim));
-  others.erase(others.begin() + victim);
-  testing::expect_errors(
-      others, ::testing::ContainsRegex("(all_gather|broadcast|reduce|reduce_scatter|all_reduce|"
-                                       "barrier) #.* rank [0-3]"));
-}
-
-TEST(HierarchicalFaults, AKilledRankIsAnErrorOnAllOthers) {
-  for (const auto& [name, start] : long_operations()) {
-    for (int victim = 0; victim < 4; ++victim) {
-      for (const bool started : {false, true}) {
-        SCOPED_TRACE(fmt::format("{}, rank {}, {}", name, victim, started ? "started" : "before"));
-        expect_named_errors(start, SIGKILL, victim, started);
-      }
-    }
-  }
-}
-
-// Of each operation another rank: this waits for the time limit.
-TEST(HierarchicalFaults, AStoppedRankIsAnErrorOnAllOthersWhenTimeIsUp) {
-  int victim = 0;
-  for (const auto& [name, start] : long_operations()) {
-    SCOPED_TRACE(fmt::format("{}, rank {}", name, victim));
-    expect_named_errors(start, SIGSTOP, victim, /*started=*/true);
-    victim = (victim + 1) % 4;
-  }
-}
-
-// Rank 2 waits for the other rank of its host, which is its rank 1 there.
-TEST(HierarchicalFaults, NameARankByItsNumberAmongAll) {
-  const BetweenHosts forced("hierarchical");
-  const auto exits = ranks_ended({.world_size = 4}, [](Communicator& c) {
-    c.set_hosts({0, 0, 1, 1});
-    c.barrier();
-    if (c.rank() == 3) ::raise(SIGKILL);
-    const at::Tensor whole = at::ones({400}), piece = at::empty({100});
-    c.reduce_scatter(piece, whole, Purpose::kGradient).wait();
-  });
-  testing::expect_errors({exits[2]}, ::testing::HasSubstr("the connection to rank 3 is gone"));
-}
-
-// Long before the time limit.
-TEST(HierarchicalFaults, RanksInDifferentCallsHearOfBoth) {
-  const BetweenHosts forced("hierarchical");
-  const RankOptions options{.world_size = 4, .timeout = std::chrono::minutes(5)};
-  const auto exits = ranks_ended(options, [](Communicator& c) {
-    c.set_hosts({0, 0, 1, 1});
-    at::Tensor tensor = at::ones({100});
-    if (c.rank() == 0) {
-      c.broadcast(tensor, 1, Purpose::kParameter).wait();
-    } else {
-      c.all_reduce(tensor, Purpose::kParameter).wait();
-    }
-    c.barrier();
-  });
-  testing::expect_errors(exits, ::testing::AllOf(::testing::HasSubstr("broadcast of 100 Float"),
-                                                 ::testing::HasSubstr("all_reduce of 100 Float")));
 }
 
 }  // namespace

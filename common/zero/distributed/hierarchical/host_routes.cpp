@@ -4,7 +4,7 @@
 #include <map>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/environment.hpp>
+#include <zero/base/variable.hpp>
 #include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduction.hpp>
 
@@ -24,7 +24,7 @@ HostRoutes::Choice HostRoutes::choice(const std::string& between_hosts) {
   const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
                                                  {"direct", Choice::kDirect},
                                                  {"hierarchical", Choice::kHierarchical}};
-  const std::string word = variable_or("ZERO_BETWEEN_HOSTS", between_hosts);
+  const std::string word = base::variable("ZERO_BETWEEN_HOSTS").value_or(between_hosts);
   if (choices.count(word) > 0) return choices.at(word);
   throw Error(fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", word));
 }
