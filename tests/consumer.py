@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import random
 import re
 import shutil
@@ -24,6 +25,12 @@ def run(*command):
     print(ended.stdout)
     assert ended.returncode == 0, f"failed ({ended.returncode}): {command}"
     return ended.stdout
+
+
+def expect_refusal(message, *command, **variables):
+    """The program ends by itself, with this message."""
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, env=os.environ | variables)
+    assert ended.returncode == 1 and message in ended.stderr and "terminate" not in ended.stderr, ended
 
 
 def expect_training(output):
@@ -113,7 +120,11 @@ def main(cmake, generator, compiler, torch, build):
     assert run(plain / "sharded", text, "20", "1") == alone, "one rank of an engine trains in another way"
     expect_training(run(plain / "sharded", text, "20", "2"))
 
-    check_finetune(work / "finetune" / "finetune", text, work)
+    finetune = work / "finetune" / "finetune"
+    check_finetune(finetune, text, work)
+    for command in ((plain / "sharded", text, "20"), (finetune, work / "given", work / "tuned", text, "20")):
+        expect_refusal("call connect(*rank_environment()) in place of launch_ranks()", *command, RANK="1",
+                       WORLD_SIZE="2")
 
     output = run(work / "my_training" / "my_training")
     expect_training(output)

@@ -81,17 +81,15 @@ void train(const std::string& from, const std::string& to, const std::string& te
   zero::io::save_model(engine.strategy(), {{"model_type", "finetune"}}, to);
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc < 5) return std::cerr << "finetune FROM TO TEXT STEPS [RANKS]\n", 1;
   std::ifstream file(argv[3], std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (text.size() <= kLength) return std::cerr << argv[3] << " has no text\n", 1;
   const int ranks = argc > 5 ? std::stoi(argv[5]) : 2;
-  try {
-    zero::dist::check_all_well(zero::dist::launch_ranks({.world_size = ranks}, [&](auto& c) {
-      return train(argv[1], argv[2], text, std::stoi(argv[4]), c), std::string();
-    }));
-  } catch (const std::exception& error) {
-    return std::cerr << zero::message_of(error) << "\n", 1;
-  }
+  zero::dist::check_all_well(zero::dist::launch_ranks({.world_size = ranks}, [&](auto& c) {
+    return train(argv[1], argv[2], text, std::stoi(argv[4]), c), std::string();
+  }));
+} catch (const std::exception& error) {
+  return std::cerr << zero::message_of(error) << "\n", 1;
 }

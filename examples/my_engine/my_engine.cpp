@@ -66,9 +66,9 @@ void train(zero::dist::Communicator& communicator, const std::string& folder, in
 }
 
 int main(int argc, char** argv) {
-  const std::string folder = argc > 1 ? argv[1] : "checkpoint";
-  const int steps = argc > 2 ? std::stoi(argv[2]) : 20;
   try {
+    const std::string folder = argc > 1 ? argv[1] : "checkpoint";
+    const int steps = argc > 2 ? std::stoi(argv[2]) : 20;
     if (const auto environment = zero::dist::rank_environment()) {  // torchrun, mpirun, srun
       train(*zero::dist::connect(*environment), folder, steps);
       return 0;

@@ -99,7 +99,7 @@ void train(const std::string& text, int steps, zero::dist::Communicator& communi
   }
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc < 3) return std::cerr << "plain_gpt2 TEXT STEPS [RANKS]\n", 1;
   std::ifstream file(argv[1], std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -112,4 +112,6 @@ int main(int argc, char** argv) {
     return train(text, std::stoi(argv[2]), c), std::string();                                // zero
   }));                                                                                       // zero
 #endif
+} catch (const std::exception& error) {
+  return std::cerr << "plain_gpt2: " << error.what() << "\n", 1;
 }

@@ -21,6 +21,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
+#include <zero/base/variable.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/store/rendezvous.hpp>
 
@@ -75,7 +76,7 @@ struct Child {
 
 int threads_for(const LaunchOptions& options) {
   if (options.threads > 0) return options.threads;
-  if (std::getenv("OMP_NUM_THREADS") != nullptr) return at::get_num_threads();
+  if (base::variable("OMP_NUM_THREADS")) return at::get_num_threads();
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   return std::max(1, cores / options.world_size);
 }
@@ -203,6 +204,17 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
   }
 }
 
+// Else each process of a launcher would start as many ranks again.
+void verify_is_no_rank(int ranks) {
+  const auto environment = rank_environment();
+  if (!environment || environment->world_size == 1) return;
+  throw Error(fmt::format(
+      "launch_ranks() of {} ranks in a process that is rank {} of {} by the variables of a "
+      "launcher ({}): each of its processes would start {} more; call "
+      "connect(*rank_environment()) in place of launch_ranks(), or unset the variables",
+      ranks, environment->rank, environment->world_size, environment->launcher, ranks));
+}
+
 // Forks the ranks and waits for them.
 std::vector<RankExit> run_processes(LaunchOptions options,
                                     const std::function<std::string(int)>& function,
@@ -258,6 +270,7 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
 }
 
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
+  verify_is_no_rank(options.world_size);
   const Rendezvous rendezvous;
   return run_processes(
       options,

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
@@ -133,26 +134,47 @@ TEST(FolderStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {
   EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::minutes(1));
 }
 
-// The environment belongs to the process: each case in one of its own.
-std::string environment_as_seen(const Variables& variables) {
+// The environment belongs to the process: each case in one of its own. What `answer` returns there,
+// or the message of its error.
+std::string in_environment(const Variables& variables, const std::function<std::string()>& answer) {
   LaunchOptions one;
   one.world_size = 1;
-  return fork_processes(one,
-                        [&](int) -> std::string {
-                          ::clearenv();  // with what a launcher of this test has said
-                          for (const auto& [name, value] : variables) ::setenv(name, value, 1);
-                          try {
-                            const auto env = rank_environment();
-                            if (!env) return "none";
-                            return fmt::format("{} {}/{}, here {}/{} :{}", env->launcher, env->rank,
-                                               env->world_size, env->local_rank,
-                                               env->local_world_size, env->master_port);
-                          } catch (const Error& error) {
-                            return error.what();
-                          }
-                        })
-      .front()
-      .result;
+  const auto exits = fork_processes(one, [&](int) -> std::string {
+    ::clearenv();  // with what a launcher of this test has said
+    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+    try {
+      return answer();
+    } catch (const Error& error) {
+      return error.what();
+    }
+  });
+  return exits.front().result;
+}
+
+std::string environment_as_seen(const Variables& variables) {
+  return in_environment(variables, []() -> std::string {
+    const auto env = rank_environment();
+    if (!env) return "none";
+    return fmt::format("{} {}/{}, here {}/{} :{}", env->launcher, env->rank, env->world_size,
+                       env->local_rank, env->local_world_size, env->master_port);
+  });
+}
+
+// Two processes of a launcher would start six ranks, in two groups that know nothing of each other.
+TEST(Environment, OfALauncherIsNoPlaceToStartRanks) {
+  const auto started = [](const Variables& variables) {
+    return in_environment(variables, [] {
+      const auto exits = launch_ranks({.world_size = 3}, [](Communicator&) { return "here "; });
+      return exits[0].result + exits[1].result + exits[2].result;
+    });
+  };
+  EXPECT_EQ(started({}), "here here here ");
+  EXPECT_EQ(started({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "here here here ");
+  EXPECT_THAT(started({{"RANK", "1"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("launch_ranks() of 3 ranks in a process that is rank 1 of 2 by the "
+                        "variables of a launcher (torchrun)"));
+  EXPECT_THAT(started({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}),
+              HasSubstr("rank 0 of 2 by the variables of a launcher (Open MPI)"));
 }
 
 TEST(Environment, OfEveryLauncherIsUnderstood) {
