@@ -32,6 +32,11 @@ MappedFile::MappedFile(const std::filesystem::path& path, const std::string& wha
     wrong = fmt::format("cannot be opened: {}", std::generic_category().message(errno));
   } else if (!S_ISREG(status.st_mode)) {
     wrong = "is not a regular file";
+    if (!S_ISDIR(status.st_mode)) {
+      wrong +=
+          " but a pipe or a device, which may be read only once, and more than one process reads "
+          "it: write its contents to a file, and give that";
+    }
   } else if (status.st_size == 0) {
     wrong = "is empty";
   } else {
