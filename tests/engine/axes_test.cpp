@@ -25,7 +25,7 @@ TEST(OnATensorAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
       SplitEngine run(axes, stage), undisturbed(axes, stage);
       const at::Tensor loss = run.forward(0);
       expect_error([&] { run.engine.backward(culprit ? loss.detach() : loss); },
-                   {"is not one number with a gradient on rank 1:"});
+                   {"is not one real number with a gradient on rank 1:"});
       const at::Tensor weight = run.model->parameters().front();
       weight.set_requires_grad(!culprit);
       expect_error(
@@ -48,6 +48,19 @@ TEST(OnATensorAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
       EXPECT_TRUE(same_bits(whole_weights(run.engine.strategy()),
                             whole_weights(undisturbed.engine.strategy())));
     }
+  });
+}
+
+// Not by their places on the data axis: those of this mesh are ranks 0 and 2, and 1 and 3.
+TEST(OnATensorAxis, RanksWithALossOfTheirOwnAreNamedByTheirNumbersInTheWorld) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const TwoAxes axes(communicator, 2);
+    SplitEngine run(axes, /*stage=*/2);
+    const data::Batch batch = split_batch(run.rank, 0);
+    const bool own = run.rank == 1;
+    const at::Tensor loss = own ? run.model->loss(batch) : run.engine.forward(batch);
+    expect_error([&] { run.engine.backward(loss); },
+                 {"the loss of micro-batch 1 on rank 2 was not computed from what"});
   });
 }
 
@@ -87,7 +100,7 @@ TEST(OnAPipelineAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
       StageEngine run(axes, stage);
       const at::Tensor loss = run.forward(0);
       expect_error([&] { run.engine.backward(culprit ? loss.detach() : loss); },
-                   {"is not one number with a gradient on rank 1:"});
+                   {"is not one real number with a gradient on rank 1:"});
       run.engine.backward(loss);
       EXPECT_TRUE(run.engine.step());
       EXPECT_TRUE(run.step(1));

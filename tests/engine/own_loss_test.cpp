@@ -77,7 +77,7 @@ TEST_P(OwnLoss, WithoutAGradientIsAnErrorOnAllRanks) {
     const at::Tensor loss = run.forward(0);
     for (const at::Tensor& bad : {at::Tensor(), loss.detach(), loss.expand({2})}) {
       expect_error([&] { run.engine.backward(communicator.rank() == 0 ? bad : loss); },
-                   {"backward() of a loss that is not one number with a gradient on rank 0"});
+                   {"backward() of a loss that is not one real number with a gradient on rank 0"});
     }
     run.engine.backward(loss);
     EXPECT_TRUE(run.engine.step());

@@ -3,7 +3,9 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
@@ -148,7 +150,19 @@ void Keys::refuse(const std::string& key, const Json& value, const std::string& 
 
 nlohmann::json json_object(const std::string& text, const std::string& what) {
   try {
-    nlohmann::json json = nlohmann::json::parse(text, bounded_depth(what));
+    using Event = nlohmann::json::parse_event_t;
+    std::vector<std::set<std::string>> keys;  // of the objects around the place that is read
+    const auto limit = bounded_depth(what);
+    const auto watch = [&](int depth, Event event, const nlohmann::json& parsed) {
+      if (event == Event::object_start) keys.emplace_back();
+      if (event == Event::object_end) keys.pop_back();
+      if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
+        throw Error(
+            fmt::format("{}: the key {} is there twice; give it once", what, parsed.dump()));
+      }
+      return limit(depth, event, parsed);
+    };
+    nlohmann::json json = nlohmann::json::parse(text, watch);
     if (!json.is_object()) throw Error(fmt::format("{} must be a JSON object", what));
     return json;
   } catch (const nlohmann::json::exception& error) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -31,8 +32,11 @@ void fill_in_sizes(std::vector<Mesh::Axis>& axes, int ranks) {
   };
   std::int64_t product = 1;
   Mesh::Axis* rest = nullptr;
+  std::set<std::string> names;
   for (Mesh::Axis& axis : axes) {
-    if (axis.size == Mesh::kRest && rest == nullptr) {
+    if (!names.insert(axis.name).second) refuse(fmt::format("it has two axes '{}'", axis.name));
+    if (axis.size == Mesh::kRest) {
+      if (rest != nullptr) refuse("one axis at most can have the rest of the ranks (kRest)");
       rest = &axis;
       continue;
     }
@@ -61,7 +65,7 @@ int ranks_of_host(const Communicator& ranks, const std::string& axis) {
       throw Error(fmt::format(
           "ranks {} and {} are on one host, and rank {} between them is on another: start the "
           "ranks of a host with consecutive numbers, or give the size of {}",
-          earlier, r, r - 1, axis));
+          ranks.world_rank(earlier), ranks.world_rank(r), ranks.world_rank(r - 1), axis));
     }
     first = r;
   }
@@ -149,7 +153,7 @@ void Mesh::verify_same_in_stage(const std::string& what, const std::string& text
   int rank = 0;
   for (const std::string& theirs : world_->exchange(stage + text)) {
     const std::size_t end = theirs.find(' ') + 1;
-    by_stage[theirs.substr(0, end)].push_back({rank++, theirs.substr(end)});
+    by_stage[theirs.substr(0, end)].push_back({world_->world_rank(rank++), theirs.substr(end)});
   }
   for (const auto& [of_stage, texts] : by_stage) expect_same(what, texts);
 }

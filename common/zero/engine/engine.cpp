@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <functional>
 #include <utility>
@@ -55,6 +56,10 @@ train::StepOptions step_options(const EngineConfig& config) {
     throw Error(
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
   }
+  if (!std::isfinite(config.clip_norm) || config.clip_norm < 0) {
+    throw Error(
+        fmt::format("clip_norm is {}; it must be a norm, or 0 for no clipping", config.clip_norm));
+  }
   train::StepOptions options{.clip_norm = config.clip_norm,
                              .on_nonfinite_gradient = config.on_nonfinite_gradient};
   if (config.loss_scale.initial != 0) options.loss_scale = config.loss_scale;
@@ -81,6 +86,7 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
                optim::OptimizerFactory optimizer, const EngineConfig& config,
                nn::ParameterSource* values)
     : config_(config),
+      kept_((plain ? *plain : *model).module().weak_from_this().lock()),
       plain_(std::move(plain)),
       strategy_(make_strategy(
           {.model = plain_ ? *plain_ : *model,
@@ -116,6 +122,11 @@ Engine::~Engine() {
 at::Tensor Engine::forward(const data::Batch& batch) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
+  verify_outside_of_passes("forward");
+  if (batch.loss_terms < 0) {
+    throw Error(fmt::format("a batch with {} loss terms: give their number, or 0 if it has none",
+                            batch.loss_terms));
+  }
   begin_forward();
   return strategy_->forward(batch);
 }
@@ -134,6 +145,7 @@ void Engine::begin_forward() {
 
 at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
   if (!plain_) throw Error("forward() of a function: the engine was made with an nn::Model");
+  verify_outside_of_passes("forward");  // it runs the function that is replaced here
   plain_->set_forward(loss);
   data::Batch batch;
   batch.loss_terms = loss_terms;
@@ -175,6 +187,8 @@ void Engine::backward(const at::Tensor& loss) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   verify_backward_ended();
   verify_own_weights("backward");
+  verify_outside_of_passes("backward");
+  if (in_callback_) throw Error("backward() in the callback of on_step(), which is part of step()");
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
         fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
@@ -250,8 +264,8 @@ void Engine::verify_no_rank_has_data() {
   } catch (const Error& error) {
     throw Error(
         fmt::format("join() before this rank's first forward() and backward(): at stage 3 it "
-                    "repeats the order of units of "
-                    "its last batch, so give each rank one at least, or take a stage below 3 ({})",
+                    "repeats the order of units of its last batch, so give each rank one at least, "
+                    "or take a stage below 3 ({})",
                     message_of(error)));
   }
 }
@@ -282,7 +296,9 @@ Engine::Terms Engine::with_micro_batch(double& mine, Finding found) {
     digests.push_back(all[2 * r + 1]);
     if (all[2 * r] == kJoined) continue;
     live_.push_back(static_cast<int>(r));
-    if (all[2 * r] < 0) without_forward.push_back(static_cast<int>(r));
+    if (all[2 * r] < 0) {
+      without_forward.push_back(strategy_->communicator().world_rank(static_cast<int>(r)));
+    }
     sum += std::max(all[2 * r], 0.0);
   }
   if (!live_.empty()) source_ = live_.front();
@@ -320,6 +336,14 @@ void Engine::verify_backward_ended() const {
       "give_up_step() on all ranks and begin the step again with forward()");
 }
 
+void Engine::verify_outside_of_passes(const char* call) const {
+  if (!strategy_->passes().is_running()) return;
+  throw Error(
+      fmt::format("{}() in the function that forward() runs, or in backward(): call it when that "
+                  "has returned",
+                  call));
+}
+
 void Engine::verify_own_weights(const char* call) const {
   if (!shows_average_) return;
   throw Error(
@@ -328,6 +352,8 @@ void Engine::verify_own_weights(const char* call) const {
 
 void Engine::verify_in_no_step(const char* call) const {
   verify_own_weights(call);
+  verify_outside_of_passes(call);
+  if (released_) throw Error(fmt::format("{}() after release(): make a new engine", call));
   if (micro_batches_ == 0 && stepped_ && !backward_threw_) return;
   throw Error(fmt::format(
       "{}() in the middle of a step: call it after a step() that updated, or after give_up_step()",
@@ -374,6 +400,7 @@ void Engine::verify_before_update() {
 bool Engine::step() {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::step");
   verify_backward_ended();
+  verify_outside_of_passes("step");
   // Not between micro-batches, after which a program need not call step().
   if (micro_batches_ == config_.accumulation_steps && pending_ && pending_->is_written()) {
     finish_save();
@@ -399,7 +426,10 @@ bool Engine::step() {
   }
   give_up_step();  // the step is over: drop what it has left
   // The callback may call on_step(), which drops its meter.
-  if (const auto meter = meter_) meter->report(metrics);
+  if (const auto meter = meter_) {
+    const ScopedValue<bool> within(in_callback_, true);
+    meter->report(metrics);
+  }
   return updated;
 }
 
@@ -426,6 +456,7 @@ void Engine::release() {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::release");
   verify_in_no_step("release");
   strategy_->release();
+  released_ = true;
 }
 
 double Engine::save(const std::filesystem::path& folder, const SaveOptions& options) {
@@ -454,6 +485,8 @@ void Engine::finish_save() {
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
   verify_own_weights("load");
+  verify_outside_of_passes("load");
+  if (released_) throw Error("load() after release(): make a new engine");
   if (backward_threw_) give_up_step();  // first: other ranks may wait for reductions
   finish_save();
   const bool there = std::filesystem::exists(io::checkpoint::manifest_at(folder));

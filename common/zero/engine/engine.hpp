@@ -48,6 +48,9 @@ struct SaveOptions {
 /// step(), losses that are never used. The order of backward() alone decides which micro-batch is
 /// which.
 ///
+/// The model must outlive the engine, which sees to that if the model is owned by a
+/// std::shared_ptr.
+///
 /// After step(), parameters at stages 0 to 2 have their new values on every rank. To read a
 /// parameter directly at stage 3, or at stages 1 and 2 with OverlapOptions::defer_parameter_gather,
 /// hold train::UnshardedParameters.
@@ -59,8 +62,8 @@ class Engine {
   Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
   /// The same for a module of torch::nn that knows nothing of this library. `units` chooses the
-  /// modules inside it that are gathered as a whole. `module` must outlive the engine. If it was
-  /// built by nn::defer(), its parameters need `values`, as above.
+  /// modules inside it that are gathered as a whole. If it was built by nn::defer(), its parameters
+  /// need `values`, as above.
   /// @throws zero::Error on all ranks if `units` throws on any.
   Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
@@ -204,7 +207,8 @@ class Engine {
          nn::ParameterSource* values);
 
   EngineConfig config_;
-  std::unique_ptr<nn::PlainModel> plain_;  // null: made with an nn::Model
+  std::shared_ptr<torch::nn::Module> kept_;  // the module, if a shared pointer owns it
+  std::unique_ptr<nn::PlainModel> plain_;    // null: made with an nn::Model
   std::unique_ptr<train::Strategy> strategy_;
 
   // Loss terms of the micro-batches of a step, on all ranks.
@@ -221,6 +225,7 @@ class Engine {
   void verify_in_no_step(const char* call) const;
   void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;
+  void verify_outside_of_passes(const char* call) const;
   void verify_before_update();
   void take_learning_rates();
 
@@ -238,6 +243,8 @@ class Engine {
   int source_ = 0;         // the first such rank in the last backward() in which there was one
   bool stepped_ = true;
   bool shows_average_ = false;  // instead of the weights
+  bool in_callback_ = false;    // of on_step()
+  bool released_ = false;
   std::string position_;
   std::unique_ptr<io::PendingCheckpoint> pending_;
 };

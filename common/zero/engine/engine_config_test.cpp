@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
@@ -44,8 +45,29 @@ TEST(ModeOptions, OfACommandLine) {
   for (const auto& row : rows) {
     expect_error([&] { options_of(std::string("engine2:") + row.first); }, {row.second});
   }
+  // As <(command) and /dev/stdin are.
+  const testing::TestFolder folder;
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const char* key : {"engine2:config=", "engine2:deepspeed="}) {
+    expect_error(
+        [&] { options_of(key + pipe); },
+        {"pipe': is not a regular file but a pipe or a device, which may be read only once",
+         "write its contents to a file, and give that"});
+  }
   EXPECT_THAT(testing::error_of([] { options_of("engine2:deepspeed=/not/there"); }),
               ::testing::StartsWith("the engine configuration"));
+}
+
+TEST(ModeOptions, AKeyThatIsThereTwiceIsAnError) {
+  expect_error([] { engine_config(R"({"stage": 3, "lookahead": 1, "stage": 2})"); },
+               {"the engine configuration: the key \"stage\" is there twice"});
+  expect_error(
+      [] {
+        engine_config_from_deepspeed(
+            R"({"fp16": {"enabled": true}, "zero_optimization": {"stage": 1, "stage": 2}})");
+      },
+      {"the key \"stage\" is there twice"});
 }
 
 TEST(ModeOptions, VariantsStandForOptions) {

@@ -14,12 +14,13 @@ namespace {
 constexpr std::string_view kRanks = "{ranks}";
 
 // Throws the first problem of a rank, if any has one.
-void throw_problem(const std::vector<std::string>& problems) {
+void throw_problem(dist::Communicator& world, const std::string& mine) {
+  const std::vector<std::string> problems = world.exchange(mine);
   const auto first = std::ranges::find_if_not(problems, &std::string::empty);
   if (first == problems.end()) return;
   std::vector<int> ranks;
   for (std::size_t r = 0; r < problems.size(); ++r) {
-    if (problems[r] == *first) ranks.push_back(static_cast<int>(r));
+    if (problems[r] == *first) ranks.push_back(world.world_rank(static_cast<int>(r)));
   }
   std::string text = *first;
   if (const std::size_t place = text.find(kRanks); place != std::string::npos) {
@@ -36,7 +37,7 @@ void verify_findings(const dist::Mesh& mesh, const Finding& mine,
                      const std::vector<double>& digests, const std::string& what) {
   const bool wrong = !mine.problem.empty() || digests.front() < 0;
   if (!train::any_wrong(mesh, wrong, digests, mine.digest())) return;
-  throw_problem(mesh.world().exchange(mine.problem));
+  throw_problem(mesh.world(), mine.problem);
   mesh.verify_same_in_stage(what, mine.state);
 }
 
@@ -54,9 +55,10 @@ Finding StepChecks::before_backward(const at::Tensor* loss) const {
         "made, or after release(), and make another"};
   }
   if (loss != nullptr) {
-    if (!loss->defined() || !loss->requires_grad() || loss->numel() != 1) {
+    if (!loss->defined() || !loss->requires_grad() || loss->numel() != 1 ||
+        !loss->is_floating_point()) {
       return {
-          "backward() of a loss that is not one number with a gradient on {ranks}: take what "
+          "backward() of a loss that is not one real number with a gradient on {ranks}: take what "
           "forward() returned, or what was computed from it, without detach() or NoGradGuard"};
     }
     try {

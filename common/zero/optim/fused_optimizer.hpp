@@ -107,7 +107,7 @@ class FusedOptimizer : public Optimizer {
   }
 
   void set_learning_rate(double rate) override {
-    for (Options& options : options_) options.learning_rate = rate;
+    set_learning_rates(std::vector<double>(options_.size(), rate));
   }
 
   void set_learning_rates(const std::vector<double>& rates) override {

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <limits>
+
 #include <zero/base/error.hpp>
 #include <zero/optim/optimizer.hpp>
 
@@ -35,9 +37,30 @@ void Optimizer::set_learning_rates(const std::vector<double>& rates) {
 }
 
 void Optimizer::check_rates(const std::vector<double>& rates, std::size_t groups) {
-  if (rates.size() == groups) return;
-  throw Error(fmt::format("{} learning rates for an optimizer with {} parameter groups",
-                          rates.size(), groups));
+  if (rates.size() != groups) {
+    throw Error(fmt::format("{} learning rates for an optimizer with {} parameter groups",
+                            rates.size(), groups));
+  }
+  for (const double rate : rates)
+    check_settings({.kind = "", .groups = {{{"learning_rate", rate}}}});
+}
+
+void check_settings(const Optimizer::Settings& settings) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::map<std::string, double> limits = {{"learning_rate", kInfinity},
+                                                {"weight_decay", kInfinity},
+                                                {"epsilon", kInfinity},
+                                                {"momentum", kInfinity},
+                                                {"beta1", 1},
+                                                {"beta2", 1}};
+  for (const auto& group : settings.groups) {
+    for (const auto& [name, value] : group) {
+      const auto limit = limits.find(name);
+      if (limit == limits.end() || (value >= 0 && value < limit->second)) continue;
+      throw Error(fmt::format("the optimizer's {} is {}; it must be a number from 0{}", name, value,
+                              limit->second == 1 ? " to below 1" : ""));
+    }
+  }
 }
 
 }  // namespace zero::optim

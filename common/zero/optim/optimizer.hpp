@@ -75,7 +75,8 @@ class Optimizer {
   virtual void load_state(const at::Tensor& parameter, std::int64_t steps,
                           const std::map<std::string, at::Tensor>& states);
 
-  /// Sets the learning rate of every parameter group, from the next step on.
+  /// Sets the learning rate of every parameter group, from the next step on. Throws zero::Error if
+  /// it is negative or not finite.
   virtual void set_learning_rate(double rate) = 0;
 
   /// Sets the learning rate of each group, in the order of settings().groups. Throws zero::Error if
@@ -86,9 +87,13 @@ class Optimizer {
   virtual std::size_t group_of(const at::Tensor& /*parameter*/) const { return 0; }
 
  protected:
-  /// Throws zero::Error unless there are as many rates as groups.
+  /// Throws zero::Error unless there are as many rates as groups, all finite and not negative.
   static void check_rates(const std::vector<double>& rates, std::size_t groups);
 };
+
+/// Throws zero::Error that names the number if a learning rate, weight decay, epsilon or momentum
+/// is not a finite number from 0, or a beta not one from 0 to below 1.
+void check_settings(const Optimizer::Settings& settings);
 
 /// Makes an optimizer over the given trainable parameters (registration order).
 using OptimizerFactory =

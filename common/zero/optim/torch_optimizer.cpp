@@ -159,7 +159,7 @@ class TorchOptimizer final : public Optimizer {
   }
 
   void set_learning_rate(double rate) override {
-    for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
+    set_learning_rates(std::vector<double>(optimizer_->param_groups().size(), rate));
   }
 
   void set_learning_rates(const std::vector<double>& rates) override {
@@ -240,6 +240,7 @@ std::unique_ptr<Optimizer> wrapped(const char* name, std::unique_ptr<to::Optimiz
 }  // namespace
 
 std::unique_ptr<Optimizer> wrap(std::unique_ptr<torch::optim::Optimizer> optimizer) {
+  if (optimizer == nullptr) throw Error("optim::wrap() of no optimizer: the pointer is null");
   // Exactly these: a class derived from one of them may keep more than is known here.
   const to::Optimizer& known = *optimizer;
   const std::type_info& type = typeid(known);

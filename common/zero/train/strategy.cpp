@@ -75,7 +75,9 @@ Strategy::Strategy(const StrategyArguments& arguments)
 void Strategy::make_optimizer(const optim::OptimizerFactory& make,
                               const std::vector<at::Tensor>& parameters) {
   const std::string answer = dist::answer_of([&] {
-    optimizer_ = make(parameters);
+    if (make) optimizer_ = make(parameters);
+    if (!optimizer_) throw Error("there is no optimizer: the function that makes it returned none");
+    optim::check_settings(optimizer_->settings());
     std::string groups;
     for (const nn::Parameter& p : list_.parameters) {
       groups += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
@@ -171,6 +173,9 @@ void Strategy::set_loss_scale(double scale) {
 
 void Strategy::unshard(std::size_t unit) {
   const dist::CallScope call(mesh_.world(), "Strategy::unshard");
+  if (unit >= list_.units.size()) {
+    throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
+  }
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();  // the caller may write where other ranks read until now
   passes_.use().hold(unit);
