@@ -53,7 +53,7 @@ class Hsdp : public Overlap {
  private:
   bool has_replicas() const { return replica_group().size() > 1; }
 
-  dist::WorkQueue between_groups_{communicator_.rank()};
+  dist::WorkQueue between_groups_{communicator_.world_rank(communicator_.rank())};
 };
 
 }  // namespace zero

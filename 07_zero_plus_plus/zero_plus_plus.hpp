@@ -51,7 +51,8 @@ class ZeroPlusPlus : public Overlap {
   ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
                const train::StrategyArguments& arguments);
 
-  dist::WorkQueue between_groups_{communicator_.rank()};  // second hops of gradients
+  dist::WorkQueue between_groups_{
+      communicator_.world_rank(communicator_.rank())};  // second hops of gradients
 };
 
 }  // namespace zero

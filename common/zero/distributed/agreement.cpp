@@ -40,7 +40,8 @@ void expect_same(const std::string& what, const std::vector<RankText>& texts) {
 void verify_same(Communicator& communicator, const std::string& what, const std::string& text) {
   std::vector<RankText> texts;
   for (std::string& theirs : communicator.exchange(text)) {
-    texts.push_back({static_cast<int>(texts.size()), std::move(theirs)});
+    const int rank = communicator.world_rank(static_cast<int>(texts.size()));
+    texts.push_back({rank, std::move(theirs)});
   }
   expect_same(what, texts);
 }
@@ -62,10 +63,12 @@ std::string content_of(const std::string& answer, const std::string& who) {
 
 std::vector<std::string> on_all_ranks(
     const std::function<std::vector<std::string>(const std::string&)>& exchange,
-    const std::string& what, const std::function<std::string()>& action) {
+    const std::string& what, const std::function<std::string()>& action,
+    const std::function<int(int)>& world_rank) {
   std::vector<std::string> all = exchange(answer_of(action));
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    all[rank] = content_of(all[rank], fmt::format("{}: rank {}: ", what, rank));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const int rank = world_rank(static_cast<int>(r));
+    all[r] = content_of(all[r], fmt::format("{}: rank {}: ", what, rank));
   }
   return all;
 }
@@ -73,7 +76,7 @@ std::vector<std::string> on_all_ranks(
 std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
                                       const std::function<std::string()>& action) {
   return on_all_ranks([&](const std::string& mine) { return communicator.exchange(mine); }, what,
-                      action);
+                      action, [&](int rank) { return communicator.world_rank(rank); });
 }
 
 void run_on_all_ranks(Communicator& communicator, const std::string& what,

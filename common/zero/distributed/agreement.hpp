@@ -32,10 +32,12 @@ std::string content_of(const std::string& answer, const std::string& who = "");
 
 /// Each rank runs `action` and tells the others how it ended: returns, by rank, what the actions
 /// returned. If one throws, all ranks throw zero::Error with `what`, the first such rank and its
-/// error. `exchange` is Communicator::exchange(), or does the same.
+/// error. `exchange` is Communicator::exchange(), or does the same; `world_rank` is
+/// Communicator::world_rank().
 std::vector<std::string> on_all_ranks(
     const std::function<std::vector<std::string>(const std::string&)>& exchange,
-    const std::string& what, const std::function<std::string()>& action);
+    const std::string& what, const std::function<std::string()>& action,
+    const std::function<int(int)>& world_rank);
 /// The same over `communicator`. Called by all its ranks; blocks.
 std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
                                       const std::function<std::string()>& action);

@@ -105,6 +105,11 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
   return group;
 }
 
+int Communicator::world_rank(int rank) const {
+  const CallLog* const log = call_log();
+  return log == nullptr ? rank : log->world_rank(rank);
+}
+
 ReductionOrder Communicator::order() const { return connection_->order; }
 
 std::string Communicator::transport() const {
@@ -312,8 +317,9 @@ Call Communicator::begin(Operation operation, Purpose purpose, const at::Tensor&
             .root = root};
   count(call, /*calls=*/1, 0, 0);
   if (CallLog* const log = call_log()) {
-    call.fingerprint = log->add({call.public_call, name(operation), name(purpose),
-                                 tensor.scalar_type(), tensor.numel(), root});
+    call.fingerprint =
+        log->add({call.public_call, name(operation), name(purpose), tensor.scalar_type(),
+                  tensor.numel(), root < 0 ? root : log->world_rank(root)});
   }
   return call;
 }

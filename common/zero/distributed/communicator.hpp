@@ -36,6 +36,9 @@ class Communicator final {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Which rank of the world rank `rank` of this group is: of the communicator that was not split
+  /// from another. Messages name ranks by it.
+  int world_rank(int rank) const;
   ReductionOrder order() const;
   /// How bytes travel, as text for people: "one copy within the host", "TCP (rank 1: …)".
   std::string transport() const;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/variable.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/gloo/gloo_backend.hpp>
@@ -76,7 +76,7 @@ Mode mode_of(const std::string& transport) {
 }
 
 std::string transport_of(const Place& place) {
-  return variable_or("ZERO_TRANSPORT", place.options.transport);
+  return base::variable("ZERO_TRANSPORT").value_or(place.options.transport);
 }
 
 // The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
@@ -148,6 +148,9 @@ Connection split(const Place& place, int rank, const std::vector<int>& ranks,
   group.store = std::make_shared<StoreExchange>(
       store, rank, group.size, place.options.timeout,
       server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin()));
+  std::vector<int> world_ranks;
+  for (const int r : ranks) world_ranks.push_back(place.store->call_log().world_rank(r));
+  group.store->call_log().set_world_ranks(std::move(world_ranks));
   return join(std::move(group));
 }
 
@@ -182,7 +185,7 @@ std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_
   for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
     if (said != "can") return cpu;
   }
-  host->host_transport().set_part_of(place.store->call_log(), std::move(of_host));
+  host->host_transport().set_part_of(place.store->call_log());
   return std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
                                                std::move(inside));
 }
@@ -231,10 +234,13 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
   store_options.waitWorkers = false;  // wait_for_everybody() names missing ranks
   store_options.timeout = timeout;
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(env.master_address, store_options);
     return c10::make_intrusive<TimedStore>(
-        std::move(store), fmt::format("the store at {}:{}", env.master_address, env.master_port),
-        timeout);
+        fmt::format("the store at {}:{}", env.master_address, env.master_port), timeout,
+        [address = env.master_address, store_options]() -> StorePtr {
+          return c10::make_intrusive<c10d::TCPStore>(address, store_options);
+        });
+  } catch (const Error& error) {
+    throw Error(fmt::format("rank {} does not find the others: {}", env.rank, error.what()));
   } catch (const std::exception& error) {
     const std::string cause = first_line(error.what());
     if (store_options.isServer && cause.find("listen") != std::string::npos) {
@@ -256,8 +262,7 @@ std::string text_of_host() {
   ::gethostname(name, sizeof name - 1);
   std::string start;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
-  const char* node = std::getenv("GROUP_RANK");
-  return fmt::format("{} {} {}", name, start, node == nullptr ? "" : node);
+  return fmt::format("{} {} {}", name, start, base::variable("GROUP_RANK").value_or(""));
 }
 
 // Numbers for these texts, by rank: that of the first rank with the same text.

@@ -8,10 +8,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <csignal>
 #include <limits>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/set_variable.hpp>
+#include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
@@ -192,6 +195,8 @@ TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
     const auto refuses_shards = [&](std::int64_t size, const std::string& why) {
       expect_error([&] { Mesh(world).with_shards(size); }, {why});
     };
+    refuses({{"data", 2}, {"tensor", 1}, {"data", 2}}, "it has two axes 'data'");
+    refuses({{"data", Mesh::kRest}, {"tensor", Mesh::kRest}}, "one axis at most can have the rest");
     refuses_shards(0,
                    "a mesh of replica x shard 0 does not fit 4 ranks: the size of shard must be "
                    "from 1 to 4");
@@ -263,6 +268,47 @@ TEST(Mesh, ADifferenceWithinAStageIsAnErrorOnAllRanks) {
     }
     world.barrier();
   });
+}
+
+// Groups number their ranks from 0; the data axes here are ranks 0 and 2, and 1 and 3.
+TEST(MeshMessages, OfAnAxisNameRanksOfTheWorld) {
+  on_ranks(4, [](Communicator& world) {
+    const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
+    const int rank = world.rank(), first = rank % 2, second = first + 2;
+    expect_error([&] { verify_same(mesh.data(), "it", std::to_string(rank / 2)); },
+                 {fmt::format("rank {} has 0, rank {} has 1", first, second)});
+    const auto refuse = [&] {
+      if (rank == second) throw Error("no more");
+    };
+    expect_error([&] { run_on_all_ranks(mesh.data(), "the work", refuse); },
+                 {fmt::format("the work: rank {}: no more", second)});
+    at::Tensor tensor = at::ones({40});
+    expect_error(
+        [&] {
+          Communicator& data = mesh.data();
+          rank == first ? data.broadcast(tensor, 1, Purpose::kSetup).wait()
+                        : data.all_reduce(tensor, Purpose::kSetup).wait();
+          data.barrier();
+        },
+        {fmt::format("rank {} is in ", first), fmt::format("rank {} is in ", second),
+         fmt::format("broadcast of 40 Float for setup, root {}", second)});
+  });
+}
+
+TEST(MeshMessages, OfALostRankNameRanksOfTheWorld) {
+  for (const char* transport : {"host", "shared", "tcp"}) {
+    SCOPED_TRACE(transport);
+    const testing::SetVariable chosen("ZERO_TRANSPORT", transport);
+    const auto exits = testing::ranks_ended({.world_size = 4}, [](Communicator& world) {
+      const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
+      world.barrier();
+      if (world.rank() == 3) ::raise(SIGKILL);
+      if (world.rank() == 0) return;
+      // Rank 1 shares the data axis with rank 3, rank 2 the tensor axis.
+      mesh.along(world.rank() == 1 ? "data" : "tensor").barrier();
+    });
+    testing::expect_errors({exits[1], exits[2]}, HasSubstr("the connection to rank 3 is gone"));
+  }
 }
 
 TEST(Mesh, AnyIsSeenByAllRanks) {

@@ -178,9 +178,10 @@ void Llama::check_same_batch(const data::Batch& batch) const {
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw Error(
-        fmt::format("ranks 0 and {} of the tensor axis have different batches; they share the work "
-                    "on one batch: give the data of a rank by its rank on the data axis",
-                    r));
+        fmt::format("ranks {} and {}, which are on one tensor axis, have different batches; they "
+                    "share the work on one batch: give the data of a rank by its rank on the data "
+                    "axis",
+                    tensor_.axis->world_rank(0), tensor_.axis->world_rank(static_cast<int>(r))));
   }
 }
 

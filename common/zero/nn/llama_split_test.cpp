@@ -153,8 +153,10 @@ TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {
     initialize_parameters(model, values);
     data::Batch batch = split_text(split_config());
     if (axis.rank() == 1) batch.inputs = batch.inputs.roll(1);
-    expect_error([&] { model.loss(batch); }, {"ranks 0 and 1 of the tensor axis", "data axis"});
-    expect_error([&] { model.predict(batch); }, {"ranks 0 and 1 of the tensor axis", "data axis"});
+    expect_error([&] { model.loss(batch); },
+                 {"ranks 0 and 1, which are on one tensor axis", "data axis"});
+    expect_error([&] { model.predict(batch); },
+                 {"ranks 0 and 1, which are on one tensor axis", "data axis"});
     batch = split_text(split_config());
     batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
     batch.targets = batch.targets.narrow(1, 0, 7).contiguous();

@@ -54,8 +54,9 @@ DeviceBackend::~DeviceBackend() {
       if (group != nullptr) group->shutdown();
     }
   } catch (const std::exception& error) {
-    log_error(fmt::format("rank {}: the connections of {} could not be closed: {}", rank_,
-                          transport_.name, first_line(error.what())));
+    log_error(fmt::format("rank {}: the connections of {} could not be closed: {}",
+                          store_->call_log().world_rank(rank_), transport_.name,
+                          first_line(error.what())));
   }
 }
 
@@ -137,8 +138,9 @@ void DeviceBackend::abort(const std::string& cause) noexcept {
     try {
       group->abort();
     } catch (const std::exception& error) {
-      log_error(fmt::format("rank {}: the operations of {} could not be ended: {}", rank_,
-                            transport_.name, first_line(error.what())));
+      log_error(fmt::format("rank {}: the operations of {} could not be ended: {}",
+                            store_->call_log().world_rank(rank_), transport_.name,
+                            first_line(error.what())));
     }
   }
 }

@@ -40,9 +40,10 @@ void MessageSet::wait_for(const Message& message, int peer) const {
 }
 
 void MessageSet::fail(int peer, const std::string& cause) const {
-  std::string why = fmt::format("{} ({})", peer_is_gone(peer), first_line(cause));
+  std::string why =
+      fmt::format("{} ({})", peer_is_gone(links_.log->world_rank(peer)), first_line(cause));
   if (cause.find("Timed out") != std::string::npos) {
-    why = peer_is_late(peer, links_.timeout);
+    why = peer_is_late(links_.log->world_rank(peer), links_.timeout);
   } else if (cause.find("Application timeout") != std::string::npos) {
     // Gloo closes all connections when one wait times out.
     why = fmt::format("given up after another collective has waited for {} s",

@@ -86,7 +86,7 @@ HostTransport::HostTransport(StoreExchange& exchange)
       peers_(static_cast<std::size_t>(size_)) {
   const memory::Charge charge(memory::Category::kCommunication);
   scratch_ = at::empty({size_ - 1, kBlockBytes}, at::kByte);
-  for (int r = 0; r < size_; ++r) names_.push_back(r);
+  for (int r = 0; r < size_; ++r) names_.push_back(log_->world_rank(r));
 }
 
 void HostTransport::stop() {
@@ -125,7 +125,7 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, Tran
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
     const bool can_share = verdict.front() == kCanShare || verdict.front() == kForbidden;
-    reason = fmt::format("rank {}: {}", r, verdict.substr(can_share ? 1 : 0));
+    reason = fmt::format("rank {}: {}", transport->name_of(r), verdict.substr(can_share ? 1 : 0));
     // No rank waits on this transport, so peers need not be told that this rank leaves it.
     if (!can_share) return nullptr;
     reads = false;
@@ -147,7 +147,7 @@ void HostTransport::share(StoreExchange& exchange) {
   permission_.reset();  // it did not help
   const auto on_all = [&](const std::function<std::string()>& step) {
     return on_all_ranks([&](const std::string& mine) { return exchange.exchange(mine); },
-                        "memory is not shared", step);
+                        "memory is not shared", step, [this](int rank) { return name_of(rank); });
   };
   const std::vector<std::string> files = on_all([&] {
     arena_ = std::make_unique<SharedArena>(bytes_of_this_machine());
@@ -186,20 +186,21 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
     int file = -1;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     if (!(words >> place >> peer.pid >> file >> peer.cookie_address >> peer.cookie >> mode)) {
-      return fmt::format("rank {} does not want it", r);
+      return fmt::format("rank {} does not want it", name_of(r));
     }
     peer.lineage.assign(std::istream_iterator<int>(words), {});
-    if (place != where_pids_are_valid()) return fmt::format("rank {} is on another host", r);
+    if (place != where_pids_are_valid())
+      return fmt::format("rank {} is on another host", name_of(r));
     try {
       if (!page_) page_ = std::make_unique<SharedArena>(peer.pid, file, Shared::bytes(size_));
     } catch (const Error&) {
       return "the memory of rank 0's transport cannot be mapped";
     }
     shared_ = reinterpret_cast<Shared*>(page_->at(0));
-    if (mode == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
+    if (mode == kShare) sharing = fmt::format("rank {} asks for shared memory", name_of(r));
     if (r == rank_) continue;
     peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
-    if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", r);
+    if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", name_of(r));
   }
   return sharing.empty() ? try_reading() : kCanShare + sharing;
 }
@@ -211,7 +212,7 @@ std::string HostTransport::try_reading() const {
     if (r == rank_) continue;
     if (read_raw(r, peer.cookie_address, &seen, sizeof seen) && seen == peer.cookie) continue;
     return fmt::format("{}the system forbids reading the memory of rank {} (process_vm_readv)",
-                       kForbidden, r);
+                       kForbidden, name_of(r));
   }
   return "";
 }
@@ -329,7 +330,7 @@ void HostTransport::wait(const std::function<int()>& waits_for,
       next_look = Clock::now() + CallLog::kPatience;
     }
     if (Clock::now() - last_progress > timeout_) {
-      fail(what(), peer, peer_is_late(names_[static_cast<std::size_t>(peer)], timeout_));
+      fail(what(), peer, peer_is_late(name_of(peer), timeout_));
     }
     look < kLooks ? static_cast<void>(::sched_yield()) : sleep(bell);
   }
@@ -380,7 +381,7 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   std::string cause = why;
   // The peer may have left because it saw that its calls and this rank's differ.
   if (cause.empty()) cause = log_->disagreement();
-  if (cause.empty()) cause = peer_is_gone(names_[static_cast<std::size_t>(peer)]);
+  if (cause.empty()) cause = peer_is_gone(name_of(peer));
   const std::string said = fmt::format("{}: {}", what, cause);
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others
   throw Error(said);

@@ -61,11 +61,8 @@ class HostTransport {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// The ranks are a part of others: rank r is rank `numbers`[r] there, and calls are in `log`.
-  void set_part_of(CallLog& log, std::vector<int> numbers) {
-    log_ = &log;
-    names_ = std::move(numbers);
-  }
+  /// The ranks are a part of others, whose calls are in `log`.
+  void set_part_of(CallLog& log) { log_ = &log; }
   /// Ends the wait of another thread, all later ones, and those of peers for this rank.
   void stop();
   /// True if peers read copies in shared memory instead of this rank's own memory.
@@ -120,6 +117,7 @@ class HostTransport {
   void notify();
   void sleep(std::uint32_t bell);
   bool peer_lost(int peer) const;
+  int name_of(int rank) const { return names_[static_cast<std::size_t>(rank)]; }
   bool progress_all();
   [[noreturn]] void fail(const std::string& what, int peer, const std::string& why);
 
@@ -139,7 +137,7 @@ class HostTransport {
   at::Tensor scratch_;
   std::string lost_;  // why the group is dead; empty while it lives
   std::atomic<bool> stopped_ = false;
-  std::vector<int> names_;  // by rank
+  std::vector<int> names_;  // by rank: its number in the world
 };
 
 /// A collective over a HostTransport. progress() takes its steps, called from any wait() of this

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <zero/base/error.hpp>
+#include <zero/base/variable.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/device/device_backend.hpp>
@@ -33,13 +34,14 @@ std::string identity(int device) {
 }
 
 void agree_on_gpus(StoreExchange& store, int device) {
+  const auto own_identity = [&] {
+    const std::string problem = memory::gpu_problem(device);
+    if (!problem.empty()) throw Error(problem);
+    return identity(device);
+  };
   const auto all = on_all_ranks([&](const std::string& mine) { return store.exchange(mine); },
-                                "the backend nccl cannot be used",
-                                [&] {
-                                  const std::string problem = memory::gpu_problem(device);
-                                  if (!problem.empty()) throw Error(problem);
-                                  return identity(device);
-                                });
+                                "the backend nccl cannot be used", own_identity,
+                                [&](int rank) { return store.call_log().world_rank(rank); });
   if (!ranks_may_share_a_gpu()) verify_own_devices(all);
 }
 
@@ -68,8 +70,7 @@ int chosen_device(const Place& place) {
 bool ranks_may_share_a_gpu() {
   // Major, minor and patch version in 16 bits each.
   constexpr std::uint64_t kFirst = std::uint64_t{2} << 32 | std::uint64_t{30} << 16;
-  const char* variable = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return variable != nullptr && std::string(variable) == "1" &&
+  return base::variable("NCCL_MULTI_RANK_GPU_ENABLE") == "1" &&
          torch::cuda::nccl::version() >= kFirst;
 }
 

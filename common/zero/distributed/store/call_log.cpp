@@ -81,7 +81,7 @@ std::string CallLog::compare(const Calls& mine) {
         found = fmt::format(
             "rank {} is in {}, rank {} is in {}; all ranks must call the same functions in the "
             "same order",
-            rank_, ours->second, r, theirs);
+            world_rank(rank_), ours->second, world_rank(r), theirs);
       }
     }
   } catch (const std::exception&) {

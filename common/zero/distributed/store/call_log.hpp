@@ -16,6 +16,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <zero/distributed/store/store.hpp>
 
@@ -45,6 +46,12 @@ class CallLog {
   ~CallLog();
   CallLog(const CallLog&) = delete;
   CallLog& operator=(const CallLog&) = delete;
+
+  /// Of a group of ranks: which ranks of the world they are. Messages name these.
+  void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
+  int world_rank(int rank) const {
+    return world_ranks_.empty() ? rank : world_ranks_[static_cast<std::size_t>(rank)];
+  }
 
   /// Sets the public function that is running, such as "Engine::save"; empty: none known. Returns
   /// the one before. `name` must live as long as the log: a literal.
@@ -107,6 +114,7 @@ class CallLog {
   StorePtr store_;
   int rank_;
   int size_;
+  std::vector<int> world_ranks_;
   std::string_view public_call_;
   std::array<Record, kRecords> records_;
   std::int64_t count_ = 0;

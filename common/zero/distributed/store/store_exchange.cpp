@@ -61,7 +61,7 @@ void StoreExchange::put(std::uint64_t call, const std::string& text) {
 }
 
 std::string StoreExchange::take(int rank, std::uint64_t call, std::int64_t round) {
-  return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
+  return patiently(fmt::format("for message {} of rank {}", round, log_.world_rank(rank)), [&] {
     std::string text, part = "+";
     for (std::size_t i = 0; part.front() == '+'; ++i) {
       wait_for(key_of(call, rank, i));

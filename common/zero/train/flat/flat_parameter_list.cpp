@@ -29,7 +29,10 @@ FlatParameterList::~FlatParameterList() {
     try {
       finish();
     } catch (const std::exception& error) {
-      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), message_of(error)));
+      if (!said) {
+        const int rank = communicator_.world_rank(communicator_.rank());
+        log_error(fmt::format("rank {}: {}", rank, message_of(error)));
+      }
       said = true;
     }
   };
