@@ -263,11 +263,16 @@ bool AveragedGradients::must_look() {
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
   if (!must_look()) return std::nullopt;
-  // Of each rank: its place on the data axis, that of its first gradient that is not finite in the
-  // whole model, and a flag for each data rank that it has seen to be the source of one.
-  std::vector<double> mine = {static_cast<double>(mesh_.data().rank()),
+  // Of each rank: its number, the place of its first gradient that is not finite in the whole
+  // model, and for each rank of its data axis the number if that is the source of one, else -1.
+  const auto number = [](const dist::Communicator& ranks, int rank) {
+    return static_cast<double>(ranks.world_rank(rank));
+  };
+  std::vector<double> mine = {number(mesh_.world(), mesh_.world().rank()),
                               static_cast<double>(first_nonfinite_here())};
-  for (const bool from : sources_) mine.push_back(from ? 1 : 0);
+  for (std::size_t r = 0; r < sources_.size(); ++r) {
+    mine.push_back(sources_[r] ? number(mesh_.data(), static_cast<int>(r)) : -1);
+  }
   const std::vector<double> all = dist::all_gather_scalars(mesh_.world(), mine);
   const nn::ParameterList& whole = stage_.whole();
   std::size_t first = whole.size();
@@ -277,7 +282,8 @@ std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
     first = std::min(first, place);
     if (place < whole.size()) holders.insert(static_cast<int>(all[of_rank]));
     for (std::size_t r = 0; r < sources_.size(); ++r) {
-      if (all[of_rank + 2 + r] != 0) sources.insert(static_cast<int>(r));
+      const auto source = static_cast<int>(all[of_rank + 2 + r]);
+      if (source >= 0) sources.insert(source);
     }
   }
   if (first == whole.size()) return std::nullopt;

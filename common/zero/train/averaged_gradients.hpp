@@ -18,8 +18,7 @@ namespace zero::train {
 struct NonfiniteGradient {
   std::string parameter;   ///< the name of the first such, in the order of the model
   std::vector<int> ranks;  ///< those whose gradients were so before the average; if the
-                           ///< communicator does not check, those that hold the average. Ranks of
-                           ///< the data axis, if the model is split
+                           ///< communicator does not check, those that hold the average
 };
 
 /// The averaged gradients of a strategy, of which this rank has those that it updates: which exist,

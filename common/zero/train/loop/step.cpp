@@ -118,7 +118,9 @@ double Step::mean_loss(const std::vector<double>& losses, const std::vector<doub
     double of_ranks = 0;
     for (std::size_t at = 2 * m; at < all.size(); at += mine.size()) {
       of_ranks += all[at];
-      if (all[at + 1] != 0.0) not_finite.insert(static_cast<int>(at / mine.size()));
+      if (all[at + 1] == 0.0) continue;
+      const auto rank = static_cast<int>(at / mine.size());
+      not_finite.insert(strategy_.communicator().world_rank(rank));
     }
     sum += of_ranks;
   }

@@ -124,7 +124,9 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
     throw Error(fmt::format(
         "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
         "many as the others (a batch may be empty)",
-        steps(), rank, theirs, theirs == all[1] ? "" : fmt::format(", rank 0 has {}", all[1])));
+        steps(), communicator.world_rank(rank), theirs,
+        theirs == all[1] ? ""
+                         : fmt::format(", rank {} has {}", communicator.world_rank(0), all[1])));
   }
   step_.verify_settings(settings);
   if (terms > 0.0) return terms;
