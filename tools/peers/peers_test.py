@@ -81,6 +81,29 @@ class HugePages(unittest.TestCase):
         self.expect_on_both_sides("0", "--no-huge-pages")
 
 
+def spin(ticks):
+    """Uses the processor for so many of the system's ticks."""
+    while sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK") < ticks:
+        pass
+
+
+class Others(unittest.TestCase):
+    def test_have_what_is_neither_ours_nor_idle(self):
+        with mock.patch.object(peers.Others, "_now", side_effect=[(100, 1000), (150, 1200)]):
+            self.assertEqual(peers.Others().share(), 0.25)
+
+    def test_are_not_the_children_that_have_ended(self):
+        line = "cpu  1000 0 0 5000 0 0 0 0 0 0\n"
+        with mock.patch.object(peers, "open", lambda *_, **__: io.StringIO(line), create=True):
+            before, everything = peers.Others._now()
+            child = peers.FORK.Process(target=spin, args=(30,))
+            child.start()
+            child.join()
+            after, _ = peers.Others._now()
+        self.assertEqual(everything, 6000)
+        self.assertGreaterEqual(before - after, 29)
+
+
 class Arguments(unittest.TestCase):
     def test_have_three_rounds_unless_others_are_named(self):
         self.assertEqual(options_of().rounds, 3)
@@ -100,6 +123,21 @@ class Arguments(unittest.TestCase):
 
 
 class Rounds(unittest.TestCase):
+    def quietest(self, shares, rounds):
+        run = [{"others": share, "round": index} for index, share in enumerate(shares)]
+        asked = []
+        found = peers.quietest(lambda index: asked.append(index) or run[index], rounds, 0.03)
+        return [each["round"] for each in found], len(asked)
+
+    def test_that_are_quiet_are_the_only_ones(self):
+        self.assertEqual(self.quietest([0.02, 0.0, 0.03], 3), ([0, 1, 2], 3))
+
+    def test_that_others_disturb_are_run_again(self):
+        self.assertEqual(self.quietest([0.5, 0.01, 0.2, 0.02], 2), ([1, 3], 4))
+
+    def test_are_the_least_disturbed_of_twice_as_many(self):
+        self.assertEqual(self.quietest([0.5, 0.1, 0.01, 0.3], 2), ([2, 1], 4))
+
     def compare(self, ours, theirs):
         """The row of runs with these seconds of a step."""
         def run_of(seconds):
@@ -113,8 +151,9 @@ class Rounds(unittest.TestCase):
             (work / "torch.safetensors").touch()
             with (mock.patch.object(peers, "run_ours", side_effect=map(run_of, ours)),
                   mock.patch.object(peers, "run_torch", side_effect=map(run_of, theirs)),
+                  mock.patch.object(peers.Others, "share", return_value=0.0),
                   mock.patch.object(peers, "in_a_child", return_value=0.0)):
-                return peers.compare("ddp", options_of("--no-memory"), work, range(len(ours)))
+                return peers.compare("ddp", options_of("--no-memory", "--rounds", str(len(ours))), work)
 
     def test_are_summed_up_by_medians_and_spreads(self):
         row = self.compare(ours=[4.0, 1.0, 3.0], theirs=[4.0, 4.0, 6.0])
