@@ -244,7 +244,7 @@ def run_torch(pair, options, work, keep, memory=False):
             "sent_bytes": results[0]["sent_bytes"] / options.nproc,
             "losses": results[0]["losses"], "torch": results[0]["torch"],
             **{f"{state}_mib": statistics.mean(result[f"{state}_mib"] for result in results)
-               for state in STATES},
+               for state in STATES if f"{state}_mib" in results[0]},
             "hwm_mib": max(result["hwm_mib"] for result in results)}
 
 
@@ -336,7 +336,7 @@ def compare(pair, options, work):
     phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
               for side, runs in (("ours", ours), ("torch", theirs))
               for phase in ("forward", "backward", "optimizer")}
-    states = {f"{side}_{state}_mib": runs[0][f"{state}_mib"]
+    states = {f"{side}_{state}_mib": runs[0].get(f"{state}_mib")
               for side, runs in (("ours", ours), ("torch", theirs)) for state in STATES}
     return {
         **phases, **states, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
@@ -389,6 +389,8 @@ def print_table(rows, parameters):
     for row in rows:
         for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
             states = [row[f"{side}_{state}_mib"] for state in STATES]
+            if None in states:
+                continue
             lines.append([name, *(f"{mib:.2f}" for mib in [*states, sum(states)]),
                           f"{sum(states) * 2**20 / (16 * parameters):.3f}"])
     print_lines(lines)

@@ -168,8 +168,13 @@ def peak_of_two_steps(options, batches):
 
 def whole_weights(model):
     """Name and whole tensor of every parameter, a tied one once; all ranks must ask."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    for name, parameter in inner.named_parameters():
+    for name, parameter in getattr(model, "module", model).named_parameters():
+        if hasattr(parameter, "ds_id"):  # sharded by DeepSpeed
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter]):
+                yield name, parameter.detach()
+            continue
         tensor = parameter.detach()
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -181,7 +186,11 @@ def mib_of(tensors):
 
 
 def model_states(model, optimizer):
-    """MiB that this rank holds; the optimizer's step counts, a tensor of four bytes each, are among them."""
+    """MiB that this rank holds; the optimizer's step counts, a tensor of four bytes each, are among them.
+
+    Nothing for DeepSpeed, which has buffers of its own beside these tensors."""
+    if model is optimizer:
+        return {}
     parameters = list(model.parameters())  # a tied one once
     # What ZeroRedundancyOptimizer holds is in the optimizer that it wraps.
     states = getattr(optimizer, "optim", optimizer).state.values()
