@@ -27,6 +27,9 @@ and, of both sides,
 and of both sides the model states that a rank holds after a step, before gradients are cleared, means over the ranks:
 ours as the allocator counts them, PyTorch's as the elements of its tensors (of local shards) times their bytes.
 
+On both sides malloc keeps the end of its heap for the next step (MALLOC_TRIM_THRESHOLD_). Otherwise glibc may give
+it back after every step, or not, depending on which small block happens to lie last, and forward touches new pages.
+
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
 of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
 touches: it is forked from a process that has them. Both sides put large blocks on huge pages
@@ -36,6 +39,7 @@ deepspeed1 and deepspeed3 need the package deepspeed, which compiles a part of i
 
 import argparse
 import concurrent.futures.process
+import ctypes
 import json
 import multiprocessing.connection
 import os
@@ -77,6 +81,11 @@ TIME_LIMIT_S = 3600
 # from there: nothing may use a tensor before, so what does is forked too.
 FORK = multiprocessing.get_context("fork")
 ENVIRONMENT = dict(os.environ)  # of our side: as the caller has it, and huge pages or not
+
+
+# glibc's, as its environment and as mallopt() name them: blocks of up to 32 MiB, the most that it allows, come from
+# the heap, whose end is never given back.
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1), "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20)}
 
 
 class Failure(Exception):
@@ -470,12 +479,22 @@ def compare_all(options, work):
             "command": ["./run", "peers", *sys.argv[1:]]}
 
 
+def keep_the_heap():
+    """In programs started from now on, in this one and in what is forked from it."""
+    libc = ctypes.CDLL(None)
+    for name, (option, size) in MALLOC.items():
+        ENVIRONMENT[name] = str(size)
+        if libc.mallopt(option, size) != 1:
+            raise Failure(f"mallopt() refuses {name} = {size}")
+
+
 def import_torch_with(options):
-    """PyTorch reads these when it is loaded; our side has the same pages."""
+    """PyTorch reads these when it is loaded; our side has the same pages, and the same malloc."""
     global torch_rank
     os.environ["OMP_NUM_THREADS"] = str(threads(options))
     pages = "1" if options.huge_pages else "0"
     os.environ["THP_MEM_ALLOC_ENABLE"] = ENVIRONMENT["THP_MEM_ALLOC_ENABLE"] = pages
+    keep_the_heap()
     import torch_rank
 
 

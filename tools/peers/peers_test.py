@@ -4,9 +4,11 @@
 """
 
 import contextlib
+import ctypes
 import io
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,6 +74,7 @@ class HugePages(unittest.TestCase):
     def expect_on_both_sides(self, value, *arguments):
         variable = "THP_MEM_ALLOC_ENABLE"
         with (mock.patch.dict(os.environ, {variable: "as the caller has it"}), mock.patch.dict(peers.ENVIRONMENT),
+              mock.patch.object(peers, "keep_the_heap"),
               mock.patch.dict(sys.modules, torch_rank=types.ModuleType("torch_rank"))):
             peers.import_torch_with(options_of(*arguments))
             self.assertEqual([os.environ[variable], peers.ENVIRONMENT[variable]], [value, value])
@@ -85,6 +88,43 @@ def spin(ticks):
     """Uses the processor for so many of the system's ticks."""
     while sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK") < ticks:
         pass
+
+
+def grow_and_shrink():
+    """MiB of the resident set that stay of 80 that were used and freed."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    before = resident_mib()
+    blocks = [libc.malloc(20 << 20) for _ in range(4)]
+    for block in blocks:
+        ctypes.memset(block, 1, 20 << 20)
+    for block in blocks:
+        libc.free(block)
+    return resident_mib() - before
+
+
+def grow_and_shrink_in_a_program():
+    path = str(Path(__file__).resolve().parent)
+    code = f"import sys; sys.path.insert(0, {path!r}); import peers_test; print(peers_test.grow_and_shrink())"
+    return float(subprocess.run([sys.executable, "-c", code], env=peers.ENVIRONMENT, check=True,
+                                capture_output=True, text=True).stdout)
+
+
+def keep_and(function):
+    peers.keep_the_heap()
+    return function()
+
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Heap(unittest.TestCase):
+    def test_stays_on_both_sides(self):
+        for side in (grow_and_shrink, grow_and_shrink_in_a_program):
+            with self.subTest(side.__name__):
+                self.assertGreater(peers.in_a_child(keep_and, side), 78)
+                self.assertLess(peers.in_a_child(side), 30)
 
 
 class Others(unittest.TestCase):
