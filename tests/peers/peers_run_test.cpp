@@ -22,7 +22,8 @@ class Peers : public ::testing::Test {
 };
 
 ProcessResult run_peers(const TestFolder& folder, const std::string& arguments) {
-  return run_python("tools/peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
+  return run_python("tools/peers/peers.py --others 100 --ladder '" ZERO_LADDER_PROGRAM
+                    "' --json '" +
                     (folder / "peers.json").string() + "' " + arguments);
 }
 

@@ -12,6 +12,8 @@ on them in turn, round after round, so that a busy machine hurts both alike, and
                once, writing gradients in the same way (engine0), and the mode's own optimizer
     HWM        high-water mark of the largest rank's resident set
     difference the largest difference of a final weight, relative to the largest weight of its tensor
+    others     the processors' time that other programs took, of the busiest round. A round with more
+               than --others is run again, at most --rounds times in all; the least busy ones count
 
 and, of both sides,
 
@@ -25,17 +27,23 @@ and, of both sides,
 and of both sides the model states that a rank holds after a step, before gradients are cleared, means over the ranks:
 ours as the allocator counts them, PyTorch's as the elements of its tensors (of local shards) times their bytes.
 
+On both sides malloc keeps the end of its heap for the next step (MALLOC_TRIM_THRESHOLD_). Otherwise glibc may give
+it back after every step, or not, depending on which small block happens to lie last, and forward touches new pages.
+
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
 of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
 touches: it is forked from a process that has them. Both sides put large blocks on huge pages
-(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself; with --no-huge-pages neither does.
+(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself; with --no-huge-pages neither does. The pairs
+deepspeed1 and deepspeed3 need the package deepspeed, which compiles a part of itself on first use.
 """
 
 import argparse
 import concurrent.futures.process
+import ctypes
 import json
 import multiprocessing.connection
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -49,9 +57,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
 import prepare  # noqa: E402
 import token_file  # noqa: E402
 
-OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engine3"}
+OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engine3", "deepspeed1": "engine1",
+        "deepspeed3": "engine3"}
 THEIRS = {"ddp": "DDP", "zero1": "DDP + ZeroRedundancyOptimizer", "zero2": "FSDP2, no reshard",
-          "zero3": "FSDP2, reshard"}
+          "zero3": "FSDP2, reshard", "deepspeed1": "DeepSpeed, stage 1", "deepspeed3": "DeepSpeed, stage 3"}
+PAIRS = ("ddp", "zero1", "zero2", "zero3")  # unless others are named
 # smollm2-86m is SmolLM2-360M with 4 of its 32 layers: 86 million parameters, quick to train.
 SMOLLM2 = dict(vocab_size=49152, hidden_size=960, num_attention_heads=15, num_key_value_heads=5,
                head_dim=64, intermediate_size=2560)
@@ -71,6 +81,11 @@ TIME_LIMIT_S = 3600
 # from there: nothing may use a tensor before, so what does is forked too.
 FORK = multiprocessing.get_context("fork")
 ENVIRONMENT = dict(os.environ)  # of our side: as the caller has it, and huge pages or not
+
+
+# glibc's, as its environment and as mallopt() name them: blocks of up to 32 MiB, the most that it allows, come from
+# the heap, whose end is never given back.
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1), "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20)}
 
 
 class Failure(Exception):
@@ -238,7 +253,7 @@ def run_torch(pair, options, work, keep, memory=False):
             "sent_bytes": results[0]["sent_bytes"] / options.nproc,
             "losses": results[0]["losses"], "torch": results[0]["torch"],
             **{f"{state}_mib": statistics.mean(result[f"{state}_mib"] for result in results)
-               for state in STATES},
+               for state in STATES if f"{state}_mib" in results[0]},
             "hwm_mib": max(result["hwm_mib"] for result in results)}
 
 
@@ -264,25 +279,59 @@ def largest_difference(ours, theirs):
 # ---- the comparison ------------------------------------------------------------------------------
 
 
+class Others:
+    """What programs but this one and its children, all ended, took of the processors since it was made."""
+
+    def __init__(self):
+        self._begin = self._now()
+
+    @staticmethod
+    def _now():
+        with open("/proc/stat", encoding="ascii") as stat:
+            user, nice, system, idle, wait, interrupts, soft, stolen = map(int, stat.readline().split()[1:9])
+        busy = user + nice + system + interrupts + soft + stolen
+        own = sum(usage.ru_utime + usage.ru_stime for usage in map(
+            resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+        return busy - own * os.sysconf("SC_CLK_TCK"), busy + idle + wait
+
+    def share(self):
+        others, everything = (now - then for now, then in zip(self._now(), self._begin))
+        return max(0.0, others / max(1, everything))
+
+
 def spread(values):
     return [min(values), max(values)]
 
 
-def compare(pair, options, work, rounds):
-    ours, theirs = [], []
-    for index in rounds:
-        keep = index == 0
-        print(f"  round {index + 1}: {options.ours[pair]}", end="", flush=True)
-        ours.append(run_ours(pair, options, work, keep, compute=True))
-        print(f" {ours[-1]['step_s']:.2f} s, {THEIRS[pair]}", end="", flush=True)
-        theirs.append(run_torch(pair, options, work, keep))
-        print(f" {theirs[-1]['step_s']:.2f} s", flush=True)
-        check_losses(pair, ours[-1]["losses"], theirs[-1]["losses"])
-        if keep:
-            difference = in_a_child(largest_difference, work / "ours" / "model.safetensors",
-                                    work / "torch.safetensors")
-            shutil.rmtree(work / "ours")
-            (work / "torch.safetensors").unlink()
+def run_round(pair, options, work, keep):
+    """One run of either side, and the share of the processors that others took."""
+    others = Others()
+    print(f"  {options.ours[pair]}", end="", flush=True)
+    ours = run_ours(pair, options, work, keep, compute=True)
+    print(f" {ours['step_s']:.2f} s, {THEIRS[pair]}", end="", flush=True)
+    theirs = run_torch(pair, options, work, keep)
+    check_losses(pair, ours["losses"], theirs["losses"])
+    share = others.share()
+    print(f" {theirs['step_s']:.2f} s, others {share:.1%}", flush=True)
+    return {"ours": ours, "theirs": theirs, "others": share}
+
+
+def quietest(run, rounds, others):
+    """So many results of run(index), which has "others": the first that were quiet, else the quietest of twice as many."""
+    done = []
+    while sum(each["others"] <= others for each in done) < rounds and len(done) < 2 * rounds:
+        done.append(run(len(done)))
+    return sorted(done, key=lambda each: max(others, each["others"]))[:rounds]
+
+
+def compare(pair, options, work):
+    done = quietest(lambda index: run_round(pair, options, work, keep=index == 0), options.rounds,
+                    options.others / 100)
+    ours, theirs = [each["ours"] for each in done], [each["theirs"] for each in done]
+    difference = in_a_child(largest_difference, work / "ours" / "model.safetensors",
+                            work / "torch.safetensors")
+    shutil.rmtree(work / "ours")
+    (work / "torch.safetensors").unlink()
     peak = run_torch(pair, options, work, keep=False, memory=True) if options.memory else None
     ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours, theirs)]
 
@@ -296,7 +345,7 @@ def compare(pair, options, work, rounds):
     phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
               for side, runs in (("ours", ours), ("torch", theirs))
               for phase in ("forward", "backward", "optimizer")}
-    states = {f"{side}_{state}_mib": runs[0][f"{state}_mib"]
+    states = {f"{side}_{state}_mib": runs[0].get(f"{state}_mib")
               for side, runs in (("ours", ours), ("torch", theirs)) for state in STATES}
     return {
         **phases, **states, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
@@ -313,6 +362,7 @@ def compare(pair, options, work, rounds):
         "ours_hwm_mib": median(ours, "hwm_mib"), "torch_hwm_mib": median(theirs, "hwm_mib"),
         "ours_rest_mib": ours[0]["rest_mib"], "ours_peak_mib": ours[0]["peak_mib"],
         "ours_sent_bytes_per_rank": ours[0]["sent_bytes"], "max_rel_diff": difference,
+        "others": max(each["others"] for each in done),
         "ours_losses": ours[0]["losses"], "torch_losses": theirs[0]["losses"],
         "torch_version": theirs[0]["torch"],
     }
@@ -321,14 +371,14 @@ def compare(pair, options, work, rounds):
 def print_table(rows, parameters):
     """`parameters` of the model: under DDP with AdamW each takes 16 bytes, to which the last column compares."""
     head = ["pair", "ours", "PyTorch's", "step", "PyTorch", "ratio", "spread", "compute",
-            "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference"]
+            "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference", "others"]
     lines = [head] + [[
         row["pair"], row["ours"], row["torch"], f"{row['ours_step_s']:.2f} s",
         f"{row['torch_step_s']:.2f} s", f"{row['ratio']:.2f}",
         "{:.2f}-{:.2f}".format(*row["ratio_spread"]), f"{row['compute_only_s']:.2f} s",
         f"{row['ours_step_s'] / row['compute_only_s']:.2f}", f"{row['ours_hwm_mib']:.0f}",
         f"{row['torch_hwm_mib']:.0f}", f"{row['ours_hwm_mib'] / row['torch_hwm_mib']:.2f}",
-        f"{row['max_rel_diff']:.1e}"] for row in rows]
+        f"{row['max_rel_diff']:.1e}", f"{row['others']:.1%}"] for row in rows]
     print_lines(lines)
     print()
     lines = [["", "forward", "backward", "optimizer", "exposed", "tokens/s", "at rest MiB",
@@ -348,6 +398,8 @@ def print_table(rows, parameters):
     for row in rows:
         for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
             states = [row[f"{side}_{state}_mib"] for state in STATES]
+            if None in states:
+                continue
             lines.append([name, *(f"{mib:.2f}" for mib in [*states, sum(states)]),
                           f"{sum(states) * 2**20 / (16 * parameters):.3f}"])
     print_lines(lines)
@@ -378,13 +430,15 @@ def parse_arguments():
             raise argparse.ArgumentTypeError(f"{number} is less than 1")
         return number
 
-    parser.add_argument("--pairs", type=pair_list, default=list(OURS),
-                        help=f"of {','.join(OURS)} (all)")
+    parser.add_argument("--pairs", type=pair_list, default=list(PAIRS),
+                        help=f"of {','.join(OURS)} ({','.join(PAIRS)})")
     parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m",
                         help="smollm2-86m has 4 of the 32 layers (smollm2-360m)")
     parser.add_argument("--nproc", type=positive, default=2, help="ranks (2)")
-    parser.add_argument("--steps", type=positive, default=4, help="of every run (4)")
+    parser.add_argument("--steps", type=positive, default=6, help="of every run (6)")
     parser.add_argument("--rounds", type=positive, default=3, help="of both sides in turn (3)")
+    parser.add_argument("--others", type=float, default=3, metavar="PERCENT",
+                        help="of the processors that other programs may take in a round (3)")
     parser.add_argument("--seq-len", type=positive, default=128, help="tokens of a sample (128)")
     parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
     parser.add_argument("--ours", default="", help="our mode of a pair, for example zero3=zero3")
@@ -417,7 +471,7 @@ def compare_all(options, work):
     rows = []
     for pair in options.pairs:
         print(f"{pair}: {options.ours[pair]} beside {THEIRS[pair]}", flush=True)
-        rows.append(compare(pair, options, work, range(options.rounds)))
+        rows.append(compare(pair, options, work))
     return {"rows": rows, "parameters": parameters, "steps": options.steps,
             "rounds": options.rounds, "sequence_length": options.seq_len,
             "batch_size": options.batch, "threads": threads(options),
@@ -425,12 +479,22 @@ def compare_all(options, work):
             "command": ["./run", "peers", *sys.argv[1:]]}
 
 
+def keep_the_heap():
+    """In programs started from now on, in this one and in what is forked from it."""
+    libc = ctypes.CDLL(None)
+    for name, (option, size) in MALLOC.items():
+        ENVIRONMENT[name] = str(size)
+        if libc.mallopt(option, size) != 1:
+            raise Failure(f"mallopt() refuses {name} = {size}")
+
+
 def import_torch_with(options):
-    """PyTorch reads these when it is loaded; our side has the same pages."""
+    """PyTorch reads these when it is loaded; our side has the same pages, and the same malloc."""
     global torch_rank
     os.environ["OMP_NUM_THREADS"] = str(threads(options))
     pages = "1" if options.huge_pages else "0"
     os.environ["THP_MEM_ALLOC_ENABLE"] = ENVIRONMENT["THP_MEM_ALLOC_ENABLE"] = pages
+    keep_the_heap()
     import torch_rank
 
 

@@ -4,9 +4,11 @@
 """
 
 import contextlib
+import ctypes
 import io
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -72,6 +74,7 @@ class HugePages(unittest.TestCase):
     def expect_on_both_sides(self, value, *arguments):
         variable = "THP_MEM_ALLOC_ENABLE"
         with (mock.patch.dict(os.environ, {variable: "as the caller has it"}), mock.patch.dict(peers.ENVIRONMENT),
+              mock.patch.object(peers, "keep_the_heap"),
               mock.patch.dict(sys.modules, torch_rank=types.ModuleType("torch_rank"))):
             peers.import_torch_with(options_of(*arguments))
             self.assertEqual([os.environ[variable], peers.ENVIRONMENT[variable]], [value, value])
@@ -79,6 +82,66 @@ class HugePages(unittest.TestCase):
     def test_are_on_unless_they_are_refused(self):
         self.expect_on_both_sides("1")
         self.expect_on_both_sides("0", "--no-huge-pages")
+
+
+def spin(ticks):
+    """Uses the processor for so many of the system's ticks."""
+    while sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK") < ticks:
+        pass
+
+
+def grow_and_shrink():
+    """MiB of the resident set that stay of 80 that were used and freed."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    before = resident_mib()
+    blocks = [libc.malloc(20 << 20) for _ in range(4)]
+    for block in blocks:
+        ctypes.memset(block, 1, 20 << 20)
+    for block in blocks:
+        libc.free(block)
+    return resident_mib() - before
+
+
+def grow_and_shrink_in_a_program():
+    path = str(Path(__file__).resolve().parent)
+    code = f"import sys; sys.path.insert(0, {path!r}); import peers_test; print(peers_test.grow_and_shrink())"
+    return float(subprocess.run([sys.executable, "-c", code], env=peers.ENVIRONMENT, check=True,
+                                capture_output=True, text=True).stdout)
+
+
+def keep_and(function):
+    peers.keep_the_heap()
+    return function()
+
+
+def resident_mib():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Heap(unittest.TestCase):
+    def test_stays_on_both_sides(self):
+        for side in (grow_and_shrink, grow_and_shrink_in_a_program):
+            with self.subTest(side.__name__):
+                self.assertGreater(peers.in_a_child(keep_and, side), 78)
+                self.assertLess(peers.in_a_child(side), 30)
+
+
+class Others(unittest.TestCase):
+    def test_have_what_is_neither_ours_nor_idle(self):
+        with mock.patch.object(peers.Others, "_now", side_effect=[(100, 1000), (150, 1200)]):
+            self.assertEqual(peers.Others().share(), 0.25)
+
+    def test_are_not_the_children_that_have_ended(self):
+        line = "cpu  1000 0 0 5000 0 0 0 0 0 0\n"
+        with mock.patch.object(peers, "open", lambda *_, **__: io.StringIO(line), create=True):
+            before, everything = peers.Others._now()
+            child = peers.FORK.Process(target=spin, args=(30,))
+            child.start()
+            child.join()
+            after, _ = peers.Others._now()
+        self.assertEqual(everything, 6000)
+        self.assertGreaterEqual(before - after, 29)
 
 
 class Arguments(unittest.TestCase):
@@ -100,6 +163,21 @@ class Arguments(unittest.TestCase):
 
 
 class Rounds(unittest.TestCase):
+    def quietest(self, shares, rounds):
+        run = [{"others": share, "round": index} for index, share in enumerate(shares)]
+        asked = []
+        found = peers.quietest(lambda index: asked.append(index) or run[index], rounds, 0.03)
+        return [each["round"] for each in found], len(asked)
+
+    def test_that_are_quiet_are_the_only_ones(self):
+        self.assertEqual(self.quietest([0.02, 0.0, 0.03], 3), ([0, 1, 2], 3))
+
+    def test_that_others_disturb_are_run_again(self):
+        self.assertEqual(self.quietest([0.5, 0.01, 0.2, 0.02], 2), ([1, 3], 4))
+
+    def test_are_the_least_disturbed_of_twice_as_many(self):
+        self.assertEqual(self.quietest([0.5, 0.1, 0.01, 0.3], 2), ([2, 1], 4))
+
     def compare(self, ours, theirs):
         """The row of runs with these seconds of a step."""
         def run_of(seconds):
@@ -113,8 +191,9 @@ class Rounds(unittest.TestCase):
             (work / "torch.safetensors").touch()
             with (mock.patch.object(peers, "run_ours", side_effect=map(run_of, ours)),
                   mock.patch.object(peers, "run_torch", side_effect=map(run_of, theirs)),
+                  mock.patch.object(peers.Others, "share", return_value=0.0),
                   mock.patch.object(peers, "in_a_child", return_value=0.0)):
-                return peers.compare("ddp", options_of("--no-memory"), work, range(len(ours)))
+                return peers.compare("ddp", options_of("--no-memory", "--rounds", str(len(ours))), work)
 
     def test_are_summed_up_by_medians_and_spreads(self):
         row = self.compare(ours=[4.0, 1.0, 3.0], theirs=[4.0, 4.0, 6.0])

@@ -1,12 +1,14 @@
-"""One rank of PyTorch's own data parallelism, trained on given weights and batches, and measured.
+"""One rank of PyTorch's own data parallelism or of DeepSpeed, trained on given weights and batches, and measured.
 
-peers.py forks a process for each rank and calls run() there. Four ways, each in the fairest form that
-PyTorch has:
+peers.py forks a process for each rank and calls run() there. Six ways, each in the fairest form that
+there is:
 
     ddp     DistributedDataParallel, gradients as views of the buckets, fused AdamW
     zero1   the same with ZeroRedundancyOptimizer around fused AdamW
     zero2   fully_shard (FSDP2) of every layer and of the root, not resharded after forward
     zero3   the same, resharded after forward
+    deepspeed1, deepspeed3
+            DeepSpeed's ZeRO of this stage around fused AdamW
 
 The model is that of transformers. Under zero2 and zero3 it is built without storage and filled shard
 by shard, so that no rank holds all of it; the high-water mark of the resident set is set back when
@@ -37,7 +39,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noq
 class RankOptions(NamedTuple):
     """What one rank does."""
 
-    pair: str  # ddp, zero1, zero2, zero3
+    pair: str  # ddp, zero1, zero2, zero3, deepspeed1, deepspeed3
     rank: int
     world_size: int
     store: Path  # file through which the ranks meet
@@ -101,8 +103,23 @@ def sharded_model(weights, reshard):
     return model
 
 
+def deepspeed_engine(model, optimizer, stage):
+    """DeepSpeed's engine, which is model and optimizer in one."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    import deepspeed
+
+    return deepspeed.initialize(model=model, optimizer=optimizer, dist_init_required=False, config={
+        "train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage}})[0]
+
+
 def build(pair, weights, learning_rate):
     settings = dict(lr=learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True)
+    if pair.startswith("deepspeed"):
+        model = whole_model(weights)
+        engine = deepspeed_engine(model, torch.optim.AdamW(model.parameters(), **settings), int(pair[-1]))
+        return engine, engine
     if pair in ("zero2", "zero3"):
         model = sharded_model(weights, reshard=pair == "zero3")
         return model, torch.optim.AdamW(model.parameters(), **settings)
@@ -118,12 +135,16 @@ def train(model, optimizer, batches):
     for inputs, targets in zip(batches["inputs"], batches["targets"]):
         dist.barrier()
         times = [time.perf_counter()]
-        optimizer.zero_grad(set_to_none=True)
+        if model is not optimizer:
+            optimizer.zero_grad(set_to_none=True)
         logits = model(input_ids=inputs, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         del logits
         times.append(time.perf_counter())
-        loss.backward()
+        if model is optimizer:
+            model.backward(loss)
+        else:
+            loss.backward()
         times.append(time.perf_counter())
         optimizer.step()
         times.append(time.perf_counter())
@@ -147,8 +168,13 @@ def peak_of_two_steps(options, batches):
 
 def whole_weights(model):
     """Name and whole tensor of every parameter, a tied one once; all ranks must ask."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    for name, parameter in inner.named_parameters():
+    for name, parameter in getattr(model, "module", model).named_parameters():
+        if hasattr(parameter, "ds_id"):  # sharded by DeepSpeed
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([parameter]):
+                yield name, parameter.detach()
+            continue
         tensor = parameter.detach()
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -160,7 +186,11 @@ def mib_of(tensors):
 
 
 def model_states(model, optimizer):
-    """MiB that this rank holds; the optimizer's step counts, a tensor of four bytes each, are among them."""
+    """MiB that this rank holds; the optimizer's step counts, a tensor of four bytes each, are among them.
+
+    Nothing for DeepSpeed, which has buffers of its own beside these tensors."""
+    if model is optimizer:
+        return {}
     parameters = list(model.parameters())  # a tied one once
     # What ZeroRedundancyOptimizer holds is in the optimizer that it wraps.
     states = getattr(optimizer, "optim", optimizer).state.values()

@@ -19,6 +19,8 @@ from pathlib import Path
 RANGES = ("forward", "backward", "optimizer")
 PURPOSES = ("parameter", "gradient", "control", "setup")
 STEP_PURPOSES = PURPOSES[:2]  # what a step sends; the rest is a few bytes of agreement
+CAUSES = ("late", "gather", "reduce", "readers", "control", "progress")
+SAME_MOMENT = 100_000  # nanoseconds between the end of a wait and that of its collective
 GROUPS = {"parameter": ("parameter",), "gradient": ("gradient",), "both": STEP_PURPOSES}
 TOO_LITTLE, WRONG = 1, 2  # exit codes
 
@@ -32,7 +34,16 @@ In flight does not mean that bytes move. Ranks of one host copy from each other'
 inside wait() and progress(), on the core that would compute otherwise. Over TCP (ZERO_TRANSPORT=tcp)
 Gloo's threads move bytes meanwhile, and may be done long before the wait. A large share says that
 collectives start early and are waited for late. Whether that saves time is seen in what is exposed
-and in how long the step takes."""
+and in how long the step takes.
+
+With files of several ranks of a mode, a second table says what the exposed time of each is for:
+
+late      waiting for a collective that another rank had not started yet
+gather    starting a collective of parameters, or waiting for it: on one host, copying
+reduce    the same of gradients: on one host, copying and adding up
+readers   waiting until others have read, before a buffer is written again
+control   flags and counts
+progress  taking what has come"""
 
 
 class BadTrace(Exception):
@@ -45,6 +56,7 @@ class Stretch:
     end: int
     name: str  # of a range; the purpose of a collective, or what was exposed ("progress" has none)
     bytes: int = 0
+    said: str = ""  # "all_gather parameter"; before it, of what was exposed, "start" or "wait"
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,7 @@ class Trace:
     ranges: list
     exposed: list
     collectives: list
+    base: int = 0  # nanoseconds since 1970 of its time 0
 
     def extent(self):
         """When the first thing of the step begins and when the last one ends."""
@@ -98,7 +111,8 @@ def read_events(path):
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise BadTrace("it has no list 'traceEvents' of objects, so it is no Chrome trace")
-    return events
+    base = document.get("baseTimeNanoseconds", 0)
+    return events, base if isinstance(base, int) else 0
 
 
 def field(event, key, kinds):
@@ -112,11 +126,11 @@ def nanoseconds(event, key):
     return round(field(event, key, (int, Decimal)) * 1000)
 
 
-def stretch(event, name):
+def stretch(event, name, said=""):
     start, duration = nanoseconds(event, "ts"), nanoseconds(event, "dur")
     if duration < 0:
         raise BadTrace(f"an event '{event['name']}' ends before it begins")
-    return Stretch(start, start + duration, name)
+    return Stretch(start, start + duration, name, said=said)
 
 
 def purpose_of(name):
@@ -143,13 +157,13 @@ def paired(events, first):
         begin = begun.pop((name, number))
         size = field({"name": name, **field(begin, "args", dict)}, "bytes", int)
         span = [max(first, nanoseconds(each, "ts")) for each in (begin, event)]
-        collectives.append(Stretch(*span, purpose_of(name), size))
+        collectives.append(Stretch(*span, purpose_of(name), size, name))
     for name, number in begun:
         raise BadTrace(f"collective '{name}' with id {number} begins and never ends")
     return collectives
 
 
-def sort_events(path, events):
+def sort_events(path, events, base):
     ranges, exposed, edges, processes = [], [], [], set()
     for event in events:
         phase, category, name = event.get("ph"), event.get("cat"), event.get("name")
@@ -158,7 +172,7 @@ def sort_events(path, events):
             ranges.append(stretch(event, name))
         elif (phase, category) == ("X", "exposed"):
             purpose = "progress" if name == "progress" else purpose_of(field(event, "name", str))
-            exposed.append(stretch(event, purpose))
+            exposed.append(stretch(event, purpose, name))
         elif phase in ("b", "e") and category == "collective":
             edges.append(event)
         else:
@@ -171,12 +185,12 @@ def sort_events(path, events):
     if len(processes) > 1:
         raise BadTrace(f"it is of {len(processes)} processes, and a file is of one rank")
     first = min(each.start for each in ranges + exposed)
-    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first))
+    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first), base)
 
 
 def read_trace(path):
     try:
-        return sort_events(path, read_events(path))
+        return sort_events(path, *read_events(path))
     except BadTrace as error:
         raise BadTrace(f"'{path}': {error}") from error
 
@@ -200,6 +214,54 @@ def measure(trace):
                           "overlap_seconds": overlap,
                           "overlap_share": overlap / in_flight if in_flight else None}
     return figures
+
+
+def starts(trace):
+    """When each collective started, in nanoseconds since 1970, by what it is and how many of these follow."""
+    known, found = {}, {}
+    for each in sorted(trace.collectives, key=lambda each: each.start, reverse=True):
+        known[each.said] = known.get(each.said, -1) + 1
+        found[each.said, known[each.said]] = each.start + trace.base
+    return found
+
+
+def causes(trace, others):
+    """Seconds of each cause of what is exposed on a rank, with the traces of the other ranks."""
+    mine, theirs = starts(trace), [starts(other) for other in others]
+    number = {(said, start): which for which, (said, start) in ((key[1], (key[0], at)) for key, at in mine.items())}
+    found = dict.fromkeys(CAUSES, 0)
+    for each in trace.exposed:
+        what, _, said = each.said.partition(" ")
+        cause = {"parameter": "gather", "gradient": "reduce"}.get(each.name, each.name)
+        took, late = each.end - each.start, 0
+        if what == "wait":
+            ended = min((one for one in trace.collectives if one.said == said),
+                        key=lambda one: abs(one.end - each.end), default=None)
+            if ended is None or abs(ended.end - each.end) > SAME_MOMENT:
+                cause = "readers"
+            else:
+                key = said, number[said, ended.start + trace.base]
+                last = max((times[key] for times in theirs if key in times), default=0) - trace.base
+                late = min(max(0, last - each.start), took)
+        found["late"] += late
+        found[cause if cause in found else "control"] += took - late
+    return {cause: nanoseconds / 1e9 for cause, nanoseconds in found.items()}
+
+
+def add_causes(traces, every):
+    """To the figures of each rank of which another rank of the same mode is there."""
+    for trace, figures in zip(traces, every):
+        others = [other for other in traces if other.mode == trace.mode and other.rank != trace.rank]
+        if others and trace.rank is not None:
+            figures["causes"] = causes(trace, others)
+
+
+def cause_table(every):
+    rows = [("mode", "rank", "exposed", *CAUSES)]
+    rows += [(figures["mode"], str(figures["rank"]), milliseconds(figures["exposed_seconds"]),
+              *map(milliseconds, figures["causes"].values())) for figures in every if "causes" in figures]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
 
 
 COLUMNS = ("mode", "rank", "step", "compute", "exposed", "progress", "purpose", "number", "MiB",
@@ -297,7 +359,10 @@ def main():
     try:
         traces = [read_trace(path) for path in arguments.files]
         every = [measure(trace) for trace in traces]
+        add_causes(traces, every)
         print(table(every))
+        if any("causes" in figures for figures in every):
+            print(f"\n{cause_table(every)}")
         if arguments.json:
             Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"files": every}, indent=2)
