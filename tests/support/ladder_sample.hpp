@@ -26,6 +26,7 @@ inline base::Json ladder_sample() {
       {"device", "cpu"},
       {"optimizer", "adamw"},
       {"activation_checkpointing", false},
+      {"activations_on_host", false},
       {"steps", 3},
       {"micro_batches", 1},
       {"batch_size", 1},

@@ -104,6 +104,7 @@ TEST(BadMeshes, AreRefusedBeforeARankIsStarted) {
           {"--tp 2 --sequence-parallel --task reviews",
            {"--task reviews", "leave out --sequence-parallel"}},
           {"--tp 2 --partition-activations", {"requires --activation-checkpointing"}},
+          {"--activations-on-host", {"requires --activation-checkpointing"}},
           {"--activation-checkpointing --partition-activations",
            {"--partition-activations requires --tp"}},
           {"--tp 2 --activation-checkpointing --partition-activations --sequence-parallel",

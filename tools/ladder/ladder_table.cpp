@@ -125,6 +125,9 @@ std::string title(const Json& report) {
   std::string more;
   if (report["activation_checkpointing"] == true) more += ", activation checkpointing";
   if (report["partition_activations"] == true) more += " (partitioned)";
+  if (report["activations_on_host"] == true) {
+    more += report["device"] == "cpu" ? " (on the host, as all on the CPU)" : " (on the host)";
+  }
   if (report["sequence_parallel"] == true) more += ", sequence parallel";
   if (!report["pipeline_schedule"].is_null()) more += ", " + text("pipeline_schedule");
   return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {}, {} step{}{}\n", text("model"),

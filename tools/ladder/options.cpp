@@ -62,6 +62,9 @@ void add_model_options(CLI::App& app, Options& o) {
   choice(app, "--device", o.device, {"cpu", kOtherDevice.name}, kOtherDevice.help);
   app.add_flag("--activation-checkpointing", o.activation_checkpointing,
                "keep only the input of every layer for backward, and compute the rest again");
+  app.add_flag("--activations-on-host", o.activations_on_host,
+               "keep it in the host's memory; on the CPU that is where it is")
+      ->needs("--activation-checkpointing");
 }
 
 void add_run_options(CLI::App& app, Options& o) {
@@ -327,6 +330,7 @@ base::Json report_head(const Options& o) {
       {"device", o.device},
       {"optimizer", "AdamW"},
       {"activation_checkpointing", o.activation_checkpointing},
+      {"activations_on_host", o.activations_on_host},
       {"steps", o.steps},
       {"micro_batches", o.micro_batches},
       {"batch_size", o.batch},

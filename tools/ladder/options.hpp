@@ -72,6 +72,7 @@ struct Options {
   std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
   std::string device = "cpu";
   bool activation_checkpointing = false;
+  bool activations_on_host = false;  ///< what a checkpoint keeps
   double learning_rate = 5e-5;
   double timeout_seconds = 300;
   std::uint64_t seed = 42;

@@ -311,8 +311,9 @@ TEST(ActivationCheckpointing, TakesLessMemoryForTheSameWeights) {
   const std::string run =
       "--model tiny --steps 2 --batch 4 --no-compute-alone --modes ddp,zero3,tensor_zero3,engine3 ";
   const json without = figures_of(folder, run);
-  const auto [said, with] = succeed(folder, run + "--activation-checkpointing");
-  EXPECT_THAT(said, HasSubstr("2 steps, activation checkpointing\n"));
+  const auto [said, with] =
+      succeed(folder, run + "--activation-checkpointing --activations-on-host");
+  EXPECT_THAT(said, HasSubstr("activation checkpointing (on the host, as all on the CPU)\n"));
   EXPECT_EQ(with.at("activation_checkpointing"), true);
   EXPECT_EQ(without.at("activation_checkpointing"), false);
   expect_identical(with, 4);

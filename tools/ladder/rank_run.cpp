@@ -253,8 +253,9 @@ class RankRun {
   void make_model() {
     const MeshOptions& mesh = options_.mesh;
     const nn::TensorParallel tensor(mesh_.tensor(), mesh.sequence_parallel);
-    const nn::CheckpointOptions kept{.partition_over =
-                                         mesh.partition_activations ? &mesh_.tensor() : nullptr};
+    const nn::CheckpointOptions kept{
+        .partition_over = mesh.partition_activations ? &mesh_.tensor() : nullptr,
+        .on_host = options_.activations_on_host};
     const auto take = [&](const auto& model) {
       model->checkpoint_activations(options_.activation_checkpointing, kept);
       model_ = model;

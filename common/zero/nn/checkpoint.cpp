@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <zero/base/error.hpp>
 #include <zero/nn/autocast_state.hpp>
 #include <zero/nn/checkpoint.hpp>
+#include <zero/nn/kept_on_host.hpp>
 #include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/random_state.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
@@ -36,40 +38,51 @@ struct CheckpointedBody : torch::CustomClassHolder {
   std::optional<RandomState> random;  // state before it, if it drew random numbers
   at::Tensor output;                  // only until the first run returns it
   CheckpointOptions options;
+  std::shared_ptr<KeptOnHost> on_host;            // inputs that autograd does not keep
   std::vector<at::TensorOptions> kinds;           // of the inputs
   std::vector<std::vector<std::int64_t>> shapes;  // of the inputs
   std::vector<bool> require_gradients;
 };
 
-bool is_copied(const at::Tensor& input, const CheckpointOptions& options) {
-  return options.copies() && input.is_floating_point();
+bool is_partitioned(const at::Tensor& input, const CheckpointOptions& options) {
+  return options.partition_over != nullptr && input.is_floating_point();
 }
 
 // What is kept of an input: it itself, or a copy of this rank's part. A view of the part would keep
 // all of it in memory.
 at::Tensor kept(const at::Tensor& input, const CheckpointOptions& options) {
-  if (!is_copied(input, options)) return input;
-  at::Tensor mine = input.detach();
-  if (const auto* const axis = options.partition_over) {
-    const std::int64_t size = input.numel() / axis->size();
-    mine = mine.reshape({-1}).narrow(0, axis->rank() * size, size);
-  }
-  if (options.on_host && !mine.is_cpu()) {
-    const auto host = mine.options().device(at::kCPU).pinned_memory(true);
-    return at::empty(mine.sizes(), host).copy_(mine, /*non_blocking=*/true);
-  }
-  return mine.clone();
+  if (!is_partitioned(input, options)) return input;
+  const dist::Communicator& axis = *options.partition_over;
+  const std::int64_t size = input.numel() / axis.size();
+  return input.detach().reshape({-1}).narrow(0, axis.rank() * size, size).clone();
 }
 
 // The input again, from what was kept.
 at::Tensor restored(const at::Tensor& kept, const CheckpointedBody& part, std::size_t i) {
-  if (!is_copied(kept, part.options)) return kept;
-  const at::Tensor mine =
-      kept.to(part.kinds[i].device(), part.kinds[i].dtype().toScalarType(), /*non_blocking=*/true);
-  if (part.options.partition_over == nullptr) return mine;
+  if (!is_partitioned(kept, part.options)) return kept;
   const at::Tensor whole = at::empty(part.shapes[i], part.kinds[i].requires_grad(false));
-  part.options.partition_over->all_gather(whole, mine, dist::Purpose::kActivation).wait();
+  part.options.partition_over->all_gather(whole, kept, dist::Purpose::kActivation).wait();
   return whole;
+}
+
+// Takes what goes to the host out of `kept`.
+std::shared_ptr<KeptOnHost> move_to_host(variable_list& kept) {
+  variable_list moved;
+  for (at::Tensor& tensor : kept) {
+    if (!tensor.is_cpu() && tensor.is_floating_point()) moved.push_back(std::exchange(tensor, {}));
+  }
+  return moved.empty() ? nullptr : KeptOnHost::keep(moved);
+}
+
+variable_list back_from_host(variable_list kept, const CheckpointedBody& part) {
+  if (part.on_host == nullptr) return kept;
+  const variable_list moved =
+      part.on_host->take(/*again=*/torch::autograd::get_current_graph_task_keep_graph());
+  auto next = moved.begin();
+  for (at::Tensor& tensor : kept) {
+    if (!tensor.defined()) tensor = *next++;
+  }
+  return kept;
 }
 
 // While it lives, random numbers and autocast are those of the first run of `part`.
@@ -107,7 +120,7 @@ void check_parts(const variable_list& inputs, const CheckpointOptions& options) 
   if (options.partition_over == nullptr) return;
   const int ranks = options.partition_over->size();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_copied(inputs[i], options) || inputs[i].numel() % ranks == 0) continue;
+    if (!is_partitioned(inputs[i], options) || inputs[i].numel() % ranks == 0) continue;
     throw Error(
         fmt::format("input {} of a checkpoint has {} elements, which cannot be split evenly over "
                     "{} tensor ranks",
@@ -154,6 +167,7 @@ struct CheckpointFunction : Function<CheckpointFunction> {
                             at::TensorList /*parameters*/) {
     variable_list to_keep;
     for (const at::Tensor& input : inputs) to_keep.push_back(kept(input, part->options));
+    if (part->options.on_host) part->on_host = move_to_host(to_keep);
     context->save_for_backward(std::move(to_keep));
     context->saved_data["part"] = c10::IValue::make_capsule(part);
     return std::exchange(part->output, at::Tensor());
@@ -161,9 +175,9 @@ struct CheckpointFunction : Function<CheckpointFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     require_once_differentiable("checkpoint");
-    variable_list inputs = context->get_saved_variables();
     const auto holder = context->saved_data["part"].toCapsule();
     const auto& part = static_cast<const CheckpointedBody&>(*holder);
+    variable_list inputs = back_from_host(context->get_saved_variables(), part);
     for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = restored(inputs[i], part, i);
     const variable_list leaves = as_leaves(inputs, part.require_gradients);
     variable_list wanted;

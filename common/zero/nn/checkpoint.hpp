@@ -19,10 +19,13 @@ struct CheckpointOptions {
   /// every input; backward gathers it before `body` runs again: as many bytes as an all-gather of
   /// the inputs, Purpose::kActivation. The ranks call in the same order. Not owned.
   dist::Communicator* partition_over = nullptr;
-  /// Pa+cpu: in pinned memory of the host, if the inputs are on a GPU.
+  /// Pa+cpu: in pinned memory of the host, with all checkpoints of which this is set. The copy runs
+  /// beside the next checkpoint's forward, and in backward an input comes back beside the backward
+  /// of the checkpoint after it. Until then nobody may change the input in place: a zero::Error of
+  /// a later checkpoint or of backward. Of L inputs of A bytes the device has at most two, the host
+  /// L A, and (2 L - 1) A bytes cross the bus (kept_on_host.hpp). On the CPU, whose memory is the
+  /// host's, it does nothing.
   bool on_host = false;
-
-  bool copies() const { return partition_over != nullptr || on_host; }
 };
 
 /// Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"):

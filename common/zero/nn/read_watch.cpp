@@ -1,3 +1,4 @@
+#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
@@ -51,7 +52,8 @@ struct ReadWatch::Reads final : at::ObserverContext {
   std::vector<std::shared_ptr<Use>> uses;
 };
 
-// While it lives, this thread's operations are seen by `watch`.
+// While it lives, this thread's operations are seen by `watch`. Autograd runs backward on it, also
+// that of a device, in which a checkpoint reads parameters.
 class ReadWatch::Active {
  public:
   explicit Active(ReadWatch& watch)
@@ -59,7 +61,9 @@ class ReadWatch::Active {
         handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&before_op, &after_op)
                                                .needsInputs(true)
                                                .needsOutputs(true)
-                                               .scopes({at::RecordScope::FUNCTION}))) {
+                                               .scopes({at::RecordScope::FUNCTION}))),
+        multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     watch.unit_of_.clear();
     for (const Watched& watched : watch.watched_) {
       for (const at::Tensor& parameter : watched.parameters) {
@@ -67,7 +71,10 @@ class ReadWatch::Active {
       }
     }
   }
-  ~Active() { at::removeCallback(handle_); }
+  ~Active() {
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
+    at::removeCallback(handle_);
+  }
   Active(const Active&) = delete;
   Active& operator=(const Active&) = delete;
 
@@ -81,6 +88,7 @@ class ReadWatch::Active {
 
   ScopedValue<ReadWatch*> before_;
   at::CallbackHandle handle_;
+  bool multithreading_;
 };
 
 at::Tensor ReadWatch::forward(const std::function<at::Tensor()>& body) {

@@ -2,6 +2,7 @@
 // emulated accelerator the checker finds each, and the weights cannot show it: they are those of
 // the CPU.
 
+#include <tests/accelerator/llama_on.hpp>
 #include <tests/accelerator/toy_on.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/same_bits.hpp>
@@ -20,14 +21,14 @@ struct Plant {
   Fault fault;
   std::vector<std::string> words;  ///< of the finding
   at::ScalarType dtype = at::kFloat;
+  bool checkpoints = false;  ///< of a Llama, on the host
 };
 
 void PrintTo(const Plant& plant, std::ostream* out) { *out << plant.name; }
 
 // Reads, as a save does, what the ranks hold; then trains on.
-std::vector<at::Tensor> trained(dist::Communicator& communicator, const Plant& how,
-                                at::Device device) {
-  ToyOn run(communicator, how.mode, device, how.dtype);
+template <typename Run>
+std::vector<at::Tensor> trained(Run run) {
   std::vector<at::Tensor> seen;
   for (int step = 0; step < 3; ++step) {
     run.step(step);
@@ -38,6 +39,12 @@ std::vector<at::Tensor> trained(dist::Communicator& communicator, const Plant& h
   }
   for (const at::Tensor& t : run.weights()) seen.push_back(t);
   return seen;
+}
+
+std::vector<at::Tensor> trained(dist::Communicator& communicator, const Plant& how,
+                                at::Device device) {
+  if (!how.checkpoints) return trained(ToyOn(communicator, how.mode, device, how.dtype));
+  return trained(LlamaOn(communicator, how.mode, device, {.on_host = true}, how.dtype));
 }
 
 class PlantedFault : public ::testing::TestWithParam<Plant> {};
@@ -86,7 +93,19 @@ INSTANTIATE_TEST_SUITE_P(
                             "zero1",
                             Fault::kFreedInUse,
                             {"gives memory back to stream 0", "the read by ALLTOALL"},
-                            at::kBFloat16}),
+                            at::kBFloat16},
+                      Plant{"input_copied_early",
+                            "engine3",
+                            Fault::kUnordered,
+                            {"a read by copy_", "KeptOnHost::keep", "on stream 0"},
+                            at::kFloat,
+                            /*checkpoints=*/true},
+                      Plant{"input_freed_early",
+                            "engine3",
+                            Fault::kFreedInUse,
+                            {"gives memory back to stream 0", "the read by copy_"},
+                            at::kFloat,
+                            /*checkpoints=*/true}),
     [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -12,7 +12,7 @@ PinnedMemory& PinnedMemory::get() {
 c10::DataPtr PinnedMemory::allocate(std::size_t bytes) {
   void* const address = c10::alloc_cpu(bytes);
   const std::lock_guard lock(mutex_);
-  if (address != nullptr) blocks_.insert(address);
+  if (address != nullptr) blocks_[address] = bytes;
   return {address, address, &free_block, c10::Device(c10::kCPU)};
 }
 
@@ -28,6 +28,13 @@ void PinnedMemory::free_block(void* address) {
 bool PinnedMemory::is_block(const void* address) const {
   const std::lock_guard lock(mutex_);
   return blocks_.count(address) != 0;
+}
+
+std::int64_t PinnedMemory::bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::int64_t sum = 0;
+  for (const auto& [address, bytes] : blocks_) sum += static_cast<std::int64_t>(bytes);
+  return sum;
 }
 
 }  // namespace zero::testing::emulated

@@ -3,8 +3,9 @@
 #include <c10/core/Allocator.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <mutex>
-#include <set>
 
 namespace zero::testing::emulated {
 
@@ -21,12 +22,14 @@ class PinnedMemory final : public c10::Allocator {
 
   /// Whether a block begins at this address.
   bool is_block(const void* address) const;
+  /// Bytes that are handed out.
+  std::int64_t bytes() const;
 
  private:
   static void free_block(void* address);
 
   mutable std::mutex mutex_;
-  std::set<const void*> blocks_;
+  std::map<const void*, std::size_t> blocks_;  // and their bytes
 };
 
 }  // namespace zero::testing::emulated
