@@ -19,12 +19,12 @@ namespace {
 // The first steps touch their memory for the first time; the least of each time counts.
 constexpr std::int64_t kTimedSteps = 3;
 
-// Optimizer states on a disk, if the options say so.
+// Optimizer states elsewhere, if the options say so.
 train::StrategyArguments with_offload(train::StrategyArguments arguments,
                                       const OverlapOptions& options) {
   if (options.offload == "none") return arguments;
   arguments.optimizer = optim::with_offload(std::move(arguments.optimizer),
-                                            {.folder = options.offload,
+                                            {.folder = options.offload == "host" ? "" : options.offload,
                                              .tile_bytes = options.offload_tile_bytes,
                                              .says_how = arguments.mesh.world().rank() == 0});
   return arguments;

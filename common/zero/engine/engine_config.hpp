@@ -22,7 +22,7 @@ namespace zero {
 ///       "keep_buffers": true,
 ///       "keep_gradients": true,
 ///       "defer_parameter_gather": false,
-///       "offload": "none",      or a folder for the optimizer's states
+///       "offload": "none",      or "host", or a folder, for the optimizer's states
 ///       "offload_tile_mib": 16,
 ///       "accumulation_steps": 1,
 ///       "reduce_each_micro_batch": false,

@@ -19,7 +19,7 @@ void declare(base::Keys& keys, OverlapOptions& o) {
       "offload",
       [&keys, &o](const base::Keys::Json& value) {
         if (!value.is_string() || value == "") {
-          keys.refuse("offload", value, "\"none\", or a folder for optimizer states");
+          keys.refuse("offload", value, "\"none\", \"host\", or a folder for optimizer states");
         }
         o.offload = value.get<std::string>();
       },

@@ -45,8 +45,9 @@ struct OverlapOptions {
   /// forward waits for its own parameters. Until then, parameters that another rank has updated may
   /// have old values here, or partly new ones: read them only between unshard() and reshard().
   bool defer_parameter_gather = false;
-  /// A folder for optimizer states, which then do not stay in memory (optim::with_offload()); the
-  /// same on all ranks. "none": they stay.
+  /// Where optimizer states are (optim::with_offload()); the same on all ranks. "none": with the
+  /// parameters. "host": in the host's memory; without a device that is the same. Otherwise a folder
+  /// on a disk.
   std::string offload = "none";
   /// Bytes of these states that are read, updated and written together.
   std::int64_t offload_tile_bytes = optim::OffloadOptions{}.tile_bytes;

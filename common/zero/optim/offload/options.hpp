@@ -5,11 +5,13 @@
 
 namespace zero::optim {
 
-/// Where optimizer states are that are not in memory, and how they are read and written.
+/// Where optimizer states are that are not in the memory of the parameters, and how they are read
+/// and written.
 struct OffloadOptions {
-  /// A folder on the disk. Each rank has a file there without a name, which the system removes when
-  /// the run ends, however it ends. So runs may share a folder, and leave nothing in it.
-  std::filesystem::path folder;
+  /// Empty: in the host's memory. Otherwise a folder on the disk. Each rank has a file there without
+  /// a name, which the system removes when the run ends, however it ends. So runs may share a
+  /// folder, and leave nothing in it.
+  std::filesystem::path folder = {};
   /// Bytes that are read, updated and written together; rounded up to 4 KiB. A rank has two tiles
   /// in memory.
   std::int64_t tile_bytes = std::int64_t{16} << 20;
@@ -21,8 +23,10 @@ struct OffloadOptions {
 
 /// What one rank has moved so far.
 struct OffloadTraffic {
-  std::int64_t read_bytes = 0;
+  std::int64_t read_bytes = 0;  ///< from the disk
   std::int64_t written_bytes = 0;
+  std::int64_t to_host_bytes = 0;  ///< from a device
+  std::int64_t to_device_bytes = 0;
 };
 
 }  // namespace zero::optim
