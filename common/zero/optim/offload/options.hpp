@@ -5,12 +5,15 @@
 
 namespace zero::optim {
 
+/// For OffloadOptions::delay_after: no update is late.
+inline constexpr std::int64_t kNoDelay = -1;
+
 /// Where optimizer states are that are not in the memory of the parameters, and how they are read
 /// and written.
 struct OffloadOptions {
-  /// Empty: in the host's memory. Otherwise a folder on the disk. Each rank has a file there without
-  /// a name, which the system removes when the run ends, however it ends. So runs may share a
-  /// folder, and leave nothing in it.
+  /// Empty: in the host's memory. Otherwise a folder on the disk. Each rank has a file there
+  /// without a name, which the system removes when the run ends, however it ends. So runs may share
+  /// a folder, and leave nothing in it.
   std::filesystem::path folder = {};
   /// Bytes that are read, updated and written together; rounded up to 4 KiB. A rank has two tiles
   /// in memory.
@@ -19,6 +22,9 @@ struct OffloadOptions {
   std::int64_t block_bytes = std::int64_t{1} << 20;
   /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
+  /// So many updates of a parameter are made at once. Each later one is made while the next step is
+  /// computed, and shows one step later (delayed parameter update, Ren et al. 2021, section 5.2).
+  std::int64_t delay_after = kNoDelay;
 };
 
 /// What one rank has moved so far.
