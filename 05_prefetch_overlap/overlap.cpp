@@ -19,14 +19,15 @@ namespace {
 // The first steps touch their memory for the first time; the least of each time counts.
 constexpr std::int64_t kTimedSteps = 3;
 
-// Optimizer states on a disk, if the options say so.
+// Optimizer states elsewhere, if the options say so.
 train::StrategyArguments with_offload(train::StrategyArguments arguments,
                                       const OverlapOptions& options) {
   if (options.offload == "none") return arguments;
-  arguments.optimizer = optim::with_offload(std::move(arguments.optimizer),
-                                            {.folder = options.offload,
-                                             .tile_bytes = options.offload_tile_bytes,
-                                             .says_how = arguments.mesh.world().rank() == 0});
+  arguments.optimizer = optim::with_offload(
+      std::move(arguments.optimizer), {.folder = options.offload == "host" ? "" : options.offload,
+                                       .tile_bytes = options.offload_tile_bytes,
+                                       .says_how = arguments.mesh.world().rank() == 0,
+                                       .delay_after = options.offload_delay_after});
   return arguments;
 }
 
@@ -47,7 +48,11 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       // If a second reduction between groups follows, only one bucket is in flight inside a group.
       // Its second reduction then starts early, which is good because those links are slower.
       in_flight_(replicas != nullptr || transfers_.gradients ? 0 : options.in_flight_bytes,
-                 [this](const train::ReducedShard& shard) { shard_reduced(shard); }),
+                 [this, is_final = replicas == nullptr && !transfers_.gradients && !reduces_each()](
+                     const train::FlatParameters& bucket, const train::ReducedShard& shard) {
+                   shard_reduced(shard);
+                   if (is_final) optimizer().take_gradients(bucket.updated());
+                 }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps

@@ -16,8 +16,11 @@ namespace zero {
 /// while a third is filled. Nor is padding, so twice the size of a bucket has room for two.
 class ReductionQueue {
  public:
+  using Finished =
+      std::function<void(const train::FlatParameters& bucket, const train::ReducedShard& shard)>;
+
   /// `finished` is called with what every reduction leaves.
-  ReductionQueue(std::int64_t most_bytes, std::function<void(const train::ReducedShard&)> finished)
+  ReductionQueue(std::int64_t most_bytes, Finished finished)
       : most_bytes_(most_bytes), finished_(std::move(finished)) {}
 
   /// Starts the reduction of `bucket`. If it does not fit next to those in flight, first waits for
@@ -36,7 +39,7 @@ class ReductionQueue {
       train::FlatParameters& oldest = *in_flight_.front();
       in_flight_.pop_front();
       bytes_ -= oldest.bytes();
-      finished_(oldest.finish_reduce());
+      finished_(oldest, oldest.finish_reduce());
     }
   }
 
@@ -45,7 +48,7 @@ class ReductionQueue {
 
  private:
   std::int64_t most_bytes_;
-  std::function<void(const train::ReducedShard&)> finished_;
+  Finished finished_;
   std::int64_t bytes_ = 0;
   std::int64_t most_seen_ = 0;
   std::deque<train::FlatParameters*> in_flight_;

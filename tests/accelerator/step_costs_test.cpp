@@ -107,6 +107,8 @@ StepCost of_engine(dist::Communicator& communicator, const nn::LlamaConfig& conf
       communicator);
 }
 
+constexpr int kOffloads = 4;  // in place of a stage
+
 class StepCosts : public ::testing::TestWithParam<int> {};
 
 TEST_P(StepCosts, AreOneHostWaitAndFewLaunchesMoreThanThePlainModules) {
@@ -116,13 +118,18 @@ TEST_P(StepCosts, AreOneHostWaitAndFewLaunchesMoreThanThePlainModules) {
     const nn::LlamaConfig config = nn::preset("llama-20m");
     const StepCost plain = of_plain_module(communicator, config);
     std::string table = head() + row("the plain module", plain);
-    for (const int stage : {0, 1, 2, 3}) {
-      const std::string name = fmt::format("engine{}", stage);
-      const EngineConfig engine{.overlap = {.stage = stage}, .clip_norm = 0.1};
+    for (const int stage : {0, 1, 2, 3, kOffloads}) {
+      const bool offloads = stage == kOffloads;
+      const std::string name = offloads ? "engine3, host" : fmt::format("engine{}", stage);
+      const EngineConfig engine{
+          .overlap = {.stage = offloads ? 3 : stage, .offload = offloads ? "host" : "none"},
+          .clip_norm = 0.1};
       std::size_t units = 0;
-      const StepCost cost = of_engine(communicator, config, engine, units);
+      StepCost cost = of_engine(communicator, config, engine, units);
       table += row(name, cost);
       EXPECT_EQ(cost.device.host_waits, 1) << name;
+      // A gradient that leaves and a parameter that comes back are two launches.
+      if (offloads) cost.device.launches -= 2 * std::ssize(nn::Llama(config).parameters());
       const double most =
           1.05 * static_cast<double>(plain.device.launches) + 6.0 * static_cast<double>(units);
       EXPECT_LE(static_cast<double>(cost.device.launches), most) << name;
@@ -139,7 +146,11 @@ TEST_P(StepCosts, AreOneHostWaitInEveryMode) {
   emulated::on_emulated_ranks({.world_size = GetParam()}, [](dist::Communicator& communicator) {
     train::Registry registry;
     train::register_all_chapters(registry);
-    for (const std::string& mode : registry.modes()) {
+    std::vector<std::string> modes = registry.modes();
+    for (int stage = 0; stage < 4; ++stage) {
+      modes.push_back(fmt::format("engine{}:offload=host", stage));
+    }
+    for (const std::string& mode : modes) {
       ToyOn run(communicator, mode, kDevice);
       const data::Batch batch = moved_to(kDevice, run.toy.batch(communicator.rank(), 0));
       const StepCost cost = cost_of([&] { run.trainer->step({batch}); }, communicator);

@@ -1,6 +1,6 @@
-// Optimizer states on a disk: the engine and every mode with these options have the bits of the
-// same one in memory; checkpoints go from one to the other; and what fails on one rank is an error
-// on all, after which nothing goes on but a checkpoint.
+// Optimizer states on a disk, or on the host of ranks on the CPU: the engine and every mode with
+// these options have the bits of the same one in memory; checkpoints go from one to the other; and
+// what fails on one rank is an error on all, after which nothing goes on but a checkpoint.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -104,6 +104,26 @@ TEST_P(Offload, EveryStageHasTheBitsOfStatesInMemory) {
     }
   });
   EXPECT_TRUE(folder.listing().empty());
+}
+
+// Without a device there is one memory.
+TEST_P(Offload, ToTheHostChangesNothingOnTheCpu) {
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const std::string mode : kStages) {
+      SCOPED_TRACE(mode);
+      Session resident(communicator, mode, options_of(at::kBFloat16));
+      const auto of_resident = train(resident);
+      const memory::Snapshot before = memory::snapshot();
+      Session on_host(communicator, mode + ":offload=host", options_of(at::kBFloat16));
+      EXPECT_EQ(train(on_host), of_resident);
+      EXPECT_FALSE(on_host.strategy().optimizer().is_offloaded());
+      const train::Costs ours = on_host.strategy().costs(), theirs = resident.strategy().costs();
+      EXPECT_EQ(text_of(ours.at_rest), text_of(theirs.at_rest));
+      EXPECT_EQ(ours.sent, theirs.sent);
+      EXPECT_EQ(states_since(before).optimizer, theirs.at_rest.optimizer);
+      EXPECT_TRUE(same_state(whole_state(on_host), whole_state(resident)));
+    }
+  });
 }
 
 TEST_P(Offload, GroupsOfRanksHaveTheBitsOfStatesInMemory) {

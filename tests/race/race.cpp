@@ -415,12 +415,15 @@ int run(const std::string& planted) {
   const SlowDisk disk(planted == "disk");
   int runs = 0;
   for (int stage = 0; stage <= 3; ++stage) {
-    std::map<std::vector<std::int64_t>, double> expected;  // twins repeat their own shard: by cut
+    // Twins repeat their own shard: by cut, and by delay.
+    std::map<std::vector<std::int64_t>, double> expected;
     for (unsigned seed = 0; seed < 10; ++seed, ++runs) {
       const std::int64_t lookahead = seed == 9 ? kAutoLookahead : seed % 4;
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
-      const bool is_first = expected.count({bucket, whole_below}) == 0;
+      const bool is_late = seed % 4 == 1;
+      const std::vector key{bucket, whole_below, std::int64_t{is_late}};
+      const bool is_first = expected.count(key) == 0;
       dist::Communicator communicator(twins(seed + 1, broken));
       const double loss = train(communicator,
                                 {.stage = stage,
@@ -428,10 +431,13 @@ int run(const std::string& planted) {
                                  .in_flight_bytes = 1 << (seed + 6),
                                  .lookahead = lookahead,
                                  .whole_below = whole_below,
-                                 .offload = seed % 4 == 3 ? "/tmp" : "none",
-                                 .offload_tile_bytes = 1},
+                                 .offload = seed % 4 == 3 ? "/tmp"
+                                            : is_late     ? "host"
+                                                          : "none",
+                                 .offload_tile_bytes = 1,
+                                 .offload_delay_after = is_late ? 1 : optim::kNoDelay},
                                 is_first ? Other::kNothing : other);
-      const double first = expected.emplace(std::vector{bucket, whole_below}, loss).first->second;
+      const double first = expected.emplace(key, loss).first->second;
       if (loss != first && broken == nullptr) {
         fmt::print(stderr, "stage {}, seed {}: the loss is {} and not {}\n", stage, seed, loss,
                    first);

@@ -173,7 +173,7 @@ void print_rest(const Options& options, const Json& report) {
                mode["skipped_steps"].get<int>(), mode["losses"].size());
   }
   for (const Json& mode : report["modes"]) {
-    if (mode.contains("disk_bytes")) fmt::print("{}\n", disk_text(report, mode));
+    if (mode.value("disk_bytes", 0.0) > 0) fmt::print("{}\n", disk_text(report, mode));
   }
   if (options.validation > 0) {
     const Json& losses = report["modes"][0]["validation"];

@@ -24,7 +24,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/offload/offloaded.hpp>
+#include <zero/optim/offload/options.hpp>
 #include <zero/train/fake_process_group.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -237,14 +237,14 @@ class RankRun {
   void measure_disk(Json& row) {
     optim::Optimizer& optimizer = strategy_->optimizer();
     if (!optimizer.is_offloaded()) return;
-    const optim::OffloadTraffic before = optim::offload_traffic(optimizer);
+    const optim::OffloadTraffic before = optimizer.offload_traffic();
     world_.barrier();
     const auto started = std::chrono::steady_clock::now();
-    optim::stream_offloaded(optimizer);
+    optimizer.stream_offloaded();
     world_.barrier();
     row["disk_seconds"] =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    const optim::OffloadTraffic after = optim::offload_traffic(optimizer);
+    const optim::OffloadTraffic after = optimizer.offload_traffic();
     row["disk_bytes"] =
         after.read_bytes - before.read_bytes + after.written_bytes - before.written_bytes;
   }
@@ -336,7 +336,7 @@ class RankRun {
     const auto states = strategy_->optimizer().state(mine);
     const auto master = states.find("master");
     return master != states.end() &&
-           !at::equal(master->second, mine.detach().flatten().to(at::kFloat));
+           !at::equal(master->second, mine.detach().flatten().to(master->second.options()));
   }
 
   // Whether training changed every trainable parameter, on a fake rank every piece that it updates,

@@ -22,8 +22,9 @@ namespace zero {
 ///       "keep_buffers": true,
 ///       "keep_gradients": true,
 ///       "defer_parameter_gather": false,
-///       "offload": "none",      or a folder for the optimizer's states
+///       "offload": "none",      or "host", or a folder, for the optimizer's states
 ///       "offload_tile_mib": 16,
+///       "offload_delay_after": "none",      or a number of updates
 ///       "accumulation_steps": 1,
 ///       "reduce_each_micro_batch": false,
 ///       "clip_norm": 0,

@@ -288,11 +288,14 @@ TEST(ModeOptions, OfACommandLineReadMiCSForHsdp) {
                {"shard_size is a key of hddp, hsdp1, hsdp2, hsdp3"});
 }
 
-TEST(DeepSpeedConfig, OffloadsTheOptimizerToADisk) {
+TEST(DeepSpeedConfig, OffloadsTheOptimizer) {
   const ReadConfig read = engine_config_from_deepspeed(R"({"stage": 3, "offload_optimizer":
       {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 4}})");
   EXPECT_EQ(read.config.overlap.offload, "/local_nvme");
   EXPECT_THAT(read.notes, ElementsAre("of offload_optimizer only device and nvme_path are read"));
+  const ReadConfig host = engine_config_from_deepspeed(
+      R"({"stage": 1, "offload_optimizer": {"device": "cpu", "nvme_path": "/local_nvme"}})");
+  EXPECT_EQ(host.config.overlap.offload, "host");
   for (const char* off : {"null", "{\"device\": \"none\"}"}) {
     const ReadConfig none = engine_config_from_deepspeed(
         fmt::format(R"({{"stage": 3, "offload_optimizer": {}}})", off));
@@ -303,17 +306,22 @@ TEST(DeepSpeedConfig, OffloadsTheOptimizerToADisk) {
                             R"({"device": 3})", R"({"nvme_path": "/x"})", "true"}) {
     expect_error(
         [&] { engine_config_from_deepspeed(fmt::format(R"({{"offload_optimizer": {}}})", wrong)); },
-        {"offload_optimizer is ", "device \"nvme\" and an nvme_path"});
+        {"offload_optimizer is ", "device \"cpu\", or \"nvme\" and an nvme_path"});
   }
   expect_error([&] { engine_config_from_deepspeed(R"({"offload_param": {"device": "nvme"}})"); },
                {"offload_param is ", "parameters stay in the memory"});
 }
 
-TEST(EngineConfig, KeepsOptimizerStatesInAFolder) {
+TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
   const EngineConfig config = engine_config(R"({"offload": "/disk", "offload_tile_mib": 0.5})");
   EXPECT_EQ(config.overlap.offload, "/disk");
   EXPECT_EQ(config.overlap.offload_tile_bytes, 1 << 19);
   EXPECT_EQ(options_of("engine1:offload=/disk").offload, "/disk");
+  EXPECT_EQ(options_of("engine1:offload=host").offload, "host");
+  EXPECT_EQ(options_of("engine1:offload=host").offload_delay_after, optim::kNoDelay);
+  EXPECT_EQ(options_of("engine1:offload=host:offload_delay_after=40").offload_delay_after, 40);
+  expect_error([] { options_of("engine1:offload_delay_after=40"); },
+               {"offload_delay_after without offload"});
   EXPECT_EQ(options_of("engine1").offload, "none");
   expect_error([] { options_of("engine1:offload=/a:b"); },
                {"'b' is no setting of a mode", "no colon in the value", "config=FILE"});
@@ -321,13 +329,11 @@ TEST(EngineConfig, KeepsOptimizerStatesInAFolder) {
   expect_error([] { engine_config(R"({"offload": ""})"); }, {"offload is \"\"", "a folder"});
 }
 
-TEST(DeepSpeedConfig, SaysWhatMakesNoDifferenceAndRefusesOffload) {
+TEST(DeepSpeedConfig, SaysWhatMakesNoDifference) {
   EXPECT_THAT(engine_config_from_deepspeed(R"({"stage": 2, "sub_group_size": 1e9})").notes,
               ElementsAre(HasSubstr("sub_group_size makes no difference here")));
   EXPECT_THAT(engine_config_from_deepspeed(R"({"offload_param": {"device": "none"}})").notes,
               IsEmpty());
-  expect_error([&] { engine_config_from_deepspeed(R"({"offload_optimizer": {"device": "cpu"}})"); },
-               {"offload_optimizer is {\"device\":\"cpu\"}; it must be left out"});
   expect_error([&] { engine_config_from_deepspeed(R"({"stage": 3, "overlap_com": true})"); },
                {"unknown key 'overlap_com'; known keys: "});
   expect_error([&] { engine_config_from_deepspeed(R"({"zero_optimization": 3})"); },

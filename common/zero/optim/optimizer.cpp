@@ -1,8 +1,10 @@
+#include <ATen/ops/_foreach_mul.h>
 #include <fmt/format.h>
 
 #include <limits>
 
 #include <zero/base/error.hpp>
+#include <zero/optim/offload/options.hpp>
 #include <zero/optim/optimizer.hpp>
 
 namespace zero::optim {
@@ -29,6 +31,12 @@ void Optimizer::set_gradient_scale(double scale) {
       fmt::format("this optimizer takes gradients as they are, not {} times as large: give "
                   "it fp32 master weights (optim::with_master_weights)",
                   scale));
+}
+
+OffloadTraffic Optimizer::offload_traffic() const { return {}; }
+
+void Optimizer::scale_gradients(const std::vector<at::Tensor>& gradients, double factor) {
+  at::_foreach_mul_(gradients, factor);
 }
 
 void Optimizer::set_learning_rates(const std::vector<double>& rates) {

@@ -11,6 +11,8 @@
 
 namespace zero::optim {
 
+struct OffloadTraffic;
+
 /// What a strategy needs from an optimizer: update, and forget parameters that other ranks own.
 ///
 /// Optimizer state is created at a parameter's first update, so that a rank that narrows its
@@ -48,12 +50,33 @@ class Optimizer {
   /// tensors in state(). The default is two tensors of the parameter's size and dtype.
   virtual std::int64_t state_bytes(const at::Tensor& parameter) const;
 
-  /// Bytes of memory for states of `state_bytes` in all; less if they lie elsewhere.
+  /// Bytes of memory for states of `state_bytes` in all, where the parameters are; less if they lie
+  /// elsewhere.
   virtual std::int64_t resident_bytes(std::int64_t state_bytes) const { return state_bytes; }
 
-  /// Whether states are on a disk (with_offload()). step() may then fail on one rank alone, so that
-  /// all ranks have to agree on how it ended; state() and load_state() copy. The same on all ranks.
+  /// Whether states are elsewhere (with_offload()). step() may then fail on one rank alone, so that
+  /// all ranks have to agree on how it ended; there is no room for all states where the parameters
+  /// are. The same on all ranks.
   virtual bool is_offloaded() const { return false; }
+
+  /// What it has moved since it was made; zeros if nothing is elsewhere.
+  virtual OffloadTraffic offload_traffic() const;
+  /// Reads and writes all states that are on a disk once, as a step does, and changes nothing: to
+  /// measure the disk. @throws zero::Error if it fails.
+  virtual void stream_offloaded() {}
+
+  // An optimizer that updates in another memory (with_offload() on a device) copies gradients there
+  // before step(). For the others the first two do nothing.
+
+  /// The gradients of these parameters are averaged; from now on only scale_gradients() changes
+  /// them. Starts to copy them, behind earlier work of the current stream.
+  virtual void take_gradients(const std::vector<at::Tensor>& /*parameters*/) {}
+  /// All gradients are averaged: later work of the current stream runs behind their copies. A
+  /// gradient that is changed after that is copied once more, by step().
+  virtual void finish_taking() {}
+  /// Multiplies `gradients`, which are those of all parameters that it updates, and what it has
+  /// taken of them.
+  virtual void scale_gradients(const std::vector<at::Tensor>& gradients, double factor);
 
   /// From the next step on, gradients are `scale` times too large (the loss was multiplied by it):
   /// step() divides them by it, in float32, before it does anything else. Throws zero::Error for a
@@ -74,6 +97,12 @@ class Optimizer {
   /// restore any (settings().kind is empty).
   virtual void load_state(const at::Tensor& parameter, std::int64_t steps,
                           const std::map<std::string, at::Tensor>& states);
+
+  /// Whether step() may leave an update for later (OffloadOptions::delay_after). The same on all
+  /// ranks.
+  virtual bool may_be_late() const { return false; }
+  /// Blocks until parameters have the update that is late. Returns whether one was.
+  virtual bool finish_update() { return false; }
 
   /// Sets the learning rate of every parameter group, from the next step on. Throws zero::Error if
   /// it is negative or not finite.

@@ -1,5 +1,4 @@
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/flatten_dense_tensors.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/unflatten_dense_tensors.h>
@@ -225,7 +224,7 @@ void AveragedGradients::multiply(double factor) {
 void AveragedGradients::scale(double factor) {
   norms_.clear();
   const std::vector<at::Tensor> gradients = own().gradients;
-  if (factor != 1.0 && !gradients.empty()) at::_foreach_mul_(gradients, factor);
+  if (factor != 1.0 && !gradients.empty()) shards_.scale(gradients, factor);
 }
 
 bool AveragedGradients::take_suspicion() {

@@ -1,3 +1,4 @@
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/full_like.h>
 
 #include <cmath>
@@ -22,6 +23,9 @@ struct Averages final : Shards {
     return {owns(i) ? list.parameters[i].tensor : at::Tensor()};
   }
   bool sharded() const override { return true; }
+  void scale(const std::vector<at::Tensor>& all, double factor) const override {
+    at::_foreach_mul_(all, factor);
+  }
   dist::Communicator& shard_group() const override { return ranks; }
 
   // Ends a reduction after which every element of a gradient is `value`.

@@ -86,10 +86,11 @@ void read_offload(base::Keys& block, std::string& folder, std::vector<std::strin
   };
   block.field("offload_optimizer", [entry, is_off, &block, &folder, &notes](const Json& value) {
     if (is_off(value)) return;
-    const Json path = entry(value, "nvme_path");
-    if (entry(value, "device") != "nvme" || !path.is_string()) {
+    const Json device = entry(value, "device");
+    const Json path = device == "cpu" ? Json("host") : entry(value, "nvme_path");
+    if ((device != "cpu" && device != "nvme") || !path.is_string()) {
       block.refuse("offload_optimizer", value,
-                   "left out, or have the device \"nvme\" and an nvme_path, a folder");
+                   "left out, or have the device \"cpu\", or \"nvme\" and an nvme_path, a folder");
     }
     folder = path.get<std::string>();
     notes.emplace_back("of offload_optimizer only device and nvme_path are read");

@@ -19,12 +19,15 @@ void declare(base::Keys& keys, OverlapOptions& o) {
       "offload",
       [&keys, &o](const base::Keys::Json& value) {
         if (!value.is_string() || value == "") {
-          keys.refuse("offload", value, "\"none\", or a folder for optimizer states");
+          keys.refuse("offload", value, "\"none\", \"host\", or a folder for optimizer states");
         }
         o.offload = value.get<std::string>();
       },
       [&o] { return base::Keys::Json(o.offload); });
   keys.mib("offload_tile_mib", o.offload_tile_bytes);
+  keys.count_or("offload_delay_after", "none", optim::kNoDelay, o.offload_delay_after);
+  keys.require([&o] { return o.offload != "none" || o.offload_delay_after == optim::kNoDelay; },
+               "offload_delay_after without offload; take offload = host or a folder");
 }
 
 }  // namespace zero

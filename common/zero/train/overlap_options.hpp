@@ -45,15 +45,20 @@ struct OverlapOptions {
   /// forward waits for its own parameters. Until then, parameters that another rank has updated may
   /// have old values here, or partly new ones: read them only between unshard() and reshard().
   bool defer_parameter_gather = false;
-  /// A folder for optimizer states, which then do not stay in memory (optim::with_offload()); the
-  /// same on all ranks. "none": they stay.
+  /// Where optimizer states are (optim::with_offload()); the same on all ranks. "none": with the
+  /// parameters. "host": in the host's memory; without a device that is the same. Otherwise a
+  /// folder on a disk.
   std::string offload = "none";
   /// Bytes of these states that are read, updated and written together.
   std::int64_t offload_tile_bytes = optim::OffloadOptions{}.tile_bytes;
+  /// Updates of a parameter after which each is one step late: it is made on the host while the
+  /// next step is computed (optim::OffloadOptions::delay_after). optim::kNoDelay: none is.
+  std::int64_t offload_delay_after = optim::kNoDelay;
 };
 
 /// Their keys: stage, bucket_mib, in_flight_mib, lookahead (or "auto"), ahead_mib, whole_below (or
-/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather, offload, offload_tile_mib. A
+/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather, offload, offload_tile_mib,
+/// offload_delay_after (or "none"). A
 /// chapter that builds on these options declares them and its own.
 void declare(base::Keys& keys, OverlapOptions& options);
 

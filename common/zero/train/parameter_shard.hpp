@@ -24,6 +24,8 @@ class Shards {
   virtual ParameterShard piece(std::size_t index) const = 0;
   /// Whether ranks own different parameters. The same answer on all ranks.
   virtual bool sharded() const = 0;
+  /// Multiplies `gradients`, all that this rank updates with.
+  virtual void scale(const std::vector<at::Tensor>& gradients, double factor) const = 0;
   /// The ranks among which model states are sharded: each element is updated by one of them. Ranks
   /// outside of the group hold copies.
   virtual dist::Communicator& shard_group() const = 0;

@@ -21,6 +21,8 @@ using memory::Charge;
 
 namespace {
 
+constexpr const char* kUpdateFailed = "the update failed, load a checkpoint";
+
 // Text that must be equal on all ranks, one property per line.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
   std::string text = fmt::format(
@@ -131,6 +133,7 @@ void Strategy::finish_backward() {
   // residual stream. Adds up the averages of micro-batches if each was reduced by itself. Changes
   // no other.
   averaged_.complete(/*is_last_micro_batch=*/requires_gradient_sync_);
+  if (requires_gradient_sync_) optimizer_->finish_taking();
   awaits_reduction_ = false;
 }
 
@@ -145,8 +148,19 @@ void Strategy::optimizer_step() {
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
   // The rank that fails refuses the next update and the next save, too, and with it all ranks do.
-  dist::run_on_all_ranks(mesh_.world(), "the update failed, load a checkpoint",
-                         [this] { optimizer_->step(); });
+  dist::run_on_all_ranks(mesh_.world(), kUpdateFailed, [this] { optimizer_->step(); });
+}
+
+void Strategy::finish_update() {
+  if (!optimizer_->may_be_late()) return;
+  finish_parameters();
+  bool was_late = false;
+  dist::run_on_all_ranks(mesh_.world(), kUpdateFailed,
+                         [&] { was_late = optimizer_->finish_update(); });
+  if (!mesh_.any(was_late)) return;
+  reshard_all();  // units that a forward has left whole would hide the new values
+  passes_.weights_changed();
+  sync_parameters();
 }
 
 void Strategy::zero_grad() {
@@ -176,6 +190,7 @@ void Strategy::unshard(std::size_t unit) {
   if (unit >= list_.units.size()) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
+  if (!passes_.is_running()) finish_update();
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();  // the caller may write where other ranks read until now
   passes_.use().hold(unit);

@@ -73,6 +73,11 @@ class Strategy : public Shards, protected PassHooks {
 
   // What else a program may call.
 
+  /// If updates are late (OverlapOptions::offload_delay_after), gives parameters the one that
+  /// waits. unshard() outside of a pass does so, and a checkpoint: whoever reads sees the newest
+  /// weights. Called by all ranks; blocks.
+  void finish_update();
+
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
   /// (default: yes). False for all micro-batches of a step except the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
@@ -113,6 +118,10 @@ class Strategy : public Shards, protected PassHooks {
   virtual ParameterShard local_shard(std::size_t index) const;
   /// Whether ranks own different parameters. The same answer on all ranks.
   bool sharded() const override { return false; }
+  /// See Shards.
+  void scale(const std::vector<at::Tensor>& gradients, double factor) const override {
+    optimizer_->scale_gradients(gradients, factor);
+  }
   /// See Shards. All data ranks, unless the chapter says otherwise.
   dist::Communicator& shard_group() const override { return communicator_; }
   /// Bytes of this rank by the formulas of the stage.

@@ -1,6 +1,6 @@
 // Faults that are planted in the library: its own sources under the patches of this folder. On the
 // emulated accelerator the checker finds each, and the weights cannot show it: they are those of
-// the CPU.
+// the CPU, but where the host reads too early.
 
 #include <tests/accelerator/llama_on.hpp>
 #include <tests/accelerator/toy_on.hpp>
@@ -22,6 +22,7 @@ struct Plant {
   std::vector<std::string> words;  ///< of the finding
   at::ScalarType dtype = at::kFloat;
   bool checkpoints = false;  ///< of a Llama, on the host
+  bool shows = false;  ///< in the values, too: they are poison
 };
 
 void PrintTo(const Plant& plant, std::ostream* out) { *out << plant.name; }
@@ -57,7 +58,7 @@ TEST_P(PlantedFault, IsFoundByTheCheckerAndByNoValue) {
     EXPECT_TRUE(same_bits(trained(communicator, how, emulated::kDevice), expected));
     emulated::expect_clean();
     plant() = how.name;
-    EXPECT_TRUE(same_bits(trained(communicator, how, emulated::kDevice), expected));
+    EXPECT_NE(same_bits(trained(communicator, how, emulated::kDevice), expected), how.shows);
     const auto findings = Checker::get().take_findings();
     ASSERT_FALSE(findings.empty());
     EXPECT_EQ(findings[0].fault, how.fault);
@@ -105,7 +106,23 @@ INSTANTIATE_TEST_SUITE_P(
                             Fault::kFreedInUse,
                             {"gives memory back to stream 0", "the read by copy_"},
                             at::kFloat,
-                            /*checkpoints=*/true}),
+                            /*checkpoints=*/true},
+                      Plant{"gradient_copied_early",
+                            "engine2:offload=host",
+                            Fault::kUnordered,
+                            {"a read by copy_", "HostUpdate::take",
+                             "is not ordered behind the write"}},
+                      Plant{"update_before_copy",
+                            "engine3:offload=host",
+                            Fault::kReadEarly,
+                            {"uses the result of the non-blocking copy_"},
+                            at::kFloat,
+                            /*checkpoints=*/false,
+                            /*shows=*/true},
+                      Plant{"use_before_return",
+                            "engine3:offload=host",
+                            Fault::kUnordered,
+                            {"a read by", "the write by copy_", "HostUpdate::send_back"}}),
     [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -91,7 +91,7 @@ bench::Measured all_three(const Settings& settings) {
   // One after the other in each round: a disk that others use changes its rate.
   for (int round = 0; round <= settings.steps; ++round) {
     computing.push_back(seconds_of([&] { resident->step(); }));
-    moving.push_back(seconds_of([&] { stream_offloaded(*offloaded); }));
+    moving.push_back(seconds_of([&] { offloaded->stream_offloaded(); }));
     both.push_back(seconds_of([&] { offloaded->step(); }));
     if (round == 0) computing = moving = both = {};  // it makes the moments
   }

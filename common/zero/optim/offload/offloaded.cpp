@@ -10,6 +10,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/optim/offload/host_update.hpp>
 #include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/offload/tile_store.hpp>
 #include <zero/optim/slots.hpp>
@@ -183,8 +184,8 @@ class Offloaded final : public Optimizer {
 
   bool is_offloaded() const override { return true; }
 
-  OffloadTraffic traffic() const { return store_->file().traffic(); }
-  void stream() {
+  OffloadTraffic offload_traffic() const override { return store_->file().traffic(); }
+  void stream_offloaded() override {
     std::vector<std::size_t> tiles(pieces_.size());
     std::iota(tiles.begin(), tiles.end(), std::size_t{0});
     store_->stream(tiles, [](std::size_t, const at::Tensor&) {});
@@ -272,9 +273,7 @@ class Offloaded final : public Optimizer {
     for (const Piece& piece : due) {
       const OffloadedSlot& slot = slots_[piece.slot];
       if (slot.steps > 0) {
-        States states = states_in(bytes, piece);
-        for (auto& [name, state] : states) state = state.to(slot.parameter.device());
-        inner_->load_state(slot.held, slot.steps, states);
+        inner_->load_state(slot.held, slot.steps, states_in(bytes, piece));
       }
       slot.held.mutable_grad() = part(slot.parameter.grad(), piece);
     }
@@ -348,19 +347,19 @@ class Offloaded final : public Optimizer {
 }  // namespace
 
 OptimizerFactory with_offload(OptimizerFactory optimizer, OffloadOptions options) {
-  return [optimizer = std::move(optimizer),
-          options = std::move(options)](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Offloaded>(optimizer, parameters, options);
+  const std::int64_t delay_after = options.delay_after;
+  const OptimizerFactory of_host =
+      options.folder.empty() ? std::move(optimizer)
+                             : [optimizer = std::move(optimizer), options = std::move(options)](
+                                   const std::vector<at::Tensor>& parameters) {
+                                 return std::make_unique<Offloaded>(optimizer, parameters, options);
+                               };
+  return [of_host,
+          delay_after](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Optimizer> {
+    const bool one_memory = parameters.empty() || parameters.front().is_cpu();
+    if (one_memory && delay_after == kNoDelay) return of_host(parameters);
+    return update_on_host(of_host, parameters, delay_after);
   };
-}
-
-OffloadTraffic offload_traffic(const Optimizer& optimizer) {
-  const auto* offloaded = dynamic_cast<const Offloaded*>(&optimizer);
-  return offloaded == nullptr ? OffloadTraffic{} : offloaded->traffic();
-}
-
-void stream_offloaded(Optimizer& optimizer) {
-  if (auto* offloaded = dynamic_cast<Offloaded*>(&optimizer)) offloaded->stream();
 }
 
 }  // namespace zero::optim

@@ -5,33 +5,36 @@
 
 namespace zero::optim {
 
-/// Gives every optimizer that `optimizer` makes its states on a disk (ZeRO-Infinity, Rajbhandari et
-/// al. 2021, section 5.2): moments, and master weights if it has them. Weights, states and
-/// checkpoints have the same bits as without it.
+/// Gives every optimizer that `optimizer` makes its states elsewhere: moments, and master weights
+/// if it has them. Weights, states and checkpoints have the same bits as without it.
 ///
-/// The states of all parameters lie in tiles. A step reads a tile, updates its part of the
-/// parameters, and writes it, while the next one is read and the one before is written. Resident,
-/// charged to kOptimizer: two tiles, each with 4 KiB for its alignment, and one more in the first
-/// step, while states are made. A step reads and writes each state once: AdamW 8 bytes and 8 for a
-/// float32 parameter, with master weights 12 and 12 for a 2-byte parameter. Each tile is rounded up
-/// to 4 KiB.
+/// If parameters are on a device, the host updates them (ZeRO-Offload, Ren et al. 2021, section
+/// 4.1): gradients are copied to the host, where the optimizer has copies of the parameters, and
+/// new values go back. For e bytes of a parameter, e and e cross the bus in a step, and the host
+/// has 2 e in page-locked memory besides the states. Parameters go to the host before their first
+/// update, after load_state(), and after they were written (their version counter tells). A value
+/// written through data() is lost at the next step. On the CPU parameters are there already.
+///
+/// Without a folder the states are in the host's memory; `optimizer` may be any. With one they are
+/// on a disk (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.2), in tiles. A step reads a tile,
+/// updates its part of the parameters, and writes it, while the next one is read and the one before
+/// is written. In the host's memory, charged to kOptimizer: two tiles, each with 4 KiB for its
+/// alignment, and one more in the first step, while states are made. A step reads and writes each
+/// state once: AdamW 8 bytes and 8 for a float32 parameter, with master weights 12 and 12 for a
+/// 2-byte parameter. Each tile is rounded up to 4 KiB.
 ///
 /// Tiles have checksums, and room on the disk is taken before anything is updated. An error in the
 /// middle of a step leaves weights and states in part as before and in part updated. From then on
 /// step() and state() throw, until load_state() has restored every parameter: load a checkpoint.
 ///
-/// state() reads from the disk and returns copies. It goes around with_master_weights(); with
-/// with_weight_average(), which reads all states in each step, it is refused.
+/// With OffloadOptions::delay_after the host updates while the program goes on, also on the CPU:
+/// finish_update() waits, and so do state(), load_state() and a new learning rate.
 ///
-/// @throws zero::Error if the folder cannot be written to, and for another optimizer than adamw(),
-/// with or without with_master_weights().
+/// state() of a disk returns copies. It goes around with_master_weights(). with_weight_average()
+/// may be inside, without a folder.
+///
+/// @throws zero::Error if the folder cannot be written to, and with one for another optimizer than
+/// adamw(), with or without with_master_weights().
 OptimizerFactory with_offload(OptimizerFactory optimizer, OffloadOptions options);
-
-/// What an optimizer has moved; zeros if with_offload() did not make it.
-OffloadTraffic offload_traffic(const Optimizer& optimizer);
-
-/// Reads and writes all states once, as a step does, and changes nothing: to measure the disk. Does
-/// nothing if with_offload() did not make it. @throws zero::Error if the disk fails.
-void stream_offloaded(Optimizer& optimizer);
 
 }  // namespace zero::optim

@@ -278,9 +278,9 @@ TEST(Offloaded, HoldsTwoTilesAndMovesEachStateOnce) {
     EXPECT_EQ(optimizer->resident_bytes(each * kElements), resident);
     EXPECT_EQ(optimizer->resident_bytes(0), 0);
     EXPECT_EQ(held() - before, resident);
-    EXPECT_EQ(offload_traffic(*optimizer).read_bytes, 0) << "there was nothing to read";
+    EXPECT_EQ(optimizer->offload_traffic().read_bytes, 0) << "there was nothing to read";
     memory::reset_peaks();
-    const OffloadTraffic first = offload_traffic(*optimizer);
+    const OffloadTraffic first = optimizer->offload_traffic();
     optimizer->step();
     EXPECT_EQ(memory::snapshot().peak_of(memory::Category::kOptimizer) - before, resident);
     // Pieces of 64 elements; whole tiles, and the odd end rounded up to the alignment.
@@ -289,8 +289,8 @@ TEST(Offloaded, HoldsTwoTilesAndMovesEachStateOnce) {
     const std::int64_t expected =
         tiles * TileFile::aligned(in_tile * each) + TileFile::aligned(end);
     EXPECT_LT(expected, each * kElements + (tiles + 1) * TileFile::kAlignment);
-    EXPECT_EQ(offload_traffic(*optimizer).read_bytes, expected);
-    EXPECT_EQ(offload_traffic(*optimizer).written_bytes - first.written_bytes, expected);
+    EXPECT_EQ(optimizer->offload_traffic().read_bytes, expected);
+    EXPECT_EQ(optimizer->offload_traffic().written_bytes - first.written_bytes, expected);
   }
 }
 

@@ -5,11 +5,16 @@
 
 namespace zero::optim {
 
-/// Where optimizer states are that are not in memory, and how they are read and written.
+/// For OffloadOptions::delay_after: no update is late.
+inline constexpr std::int64_t kNoDelay = -1;
+
+/// Where optimizer states are that are not in the memory of the parameters, and how they are read
+/// and written.
 struct OffloadOptions {
-  /// A folder on the disk. Each rank has a file there without a name, which the system removes when
-  /// the run ends, however it ends. So runs may share a folder, and leave nothing in it.
-  std::filesystem::path folder;
+  /// Empty: in the host's memory. Otherwise a folder on the disk. Each rank has a file there
+  /// without a name, which the system removes when the run ends, however it ends. So runs may share
+  /// a folder, and leave nothing in it.
+  std::filesystem::path folder = {};
   /// Bytes that are read, updated and written together; rounded up to 4 KiB. A rank has two tiles
   /// in memory.
   std::int64_t tile_bytes = std::int64_t{16} << 20;
@@ -17,12 +22,17 @@ struct OffloadOptions {
   std::int64_t block_bytes = std::int64_t{1} << 20;
   /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
+  /// So many updates of a parameter are made at once. Each later one is made while the next step is
+  /// computed, and shows one step later (delayed parameter update, Ren et al. 2021, section 5.2).
+  std::int64_t delay_after = kNoDelay;
 };
 
 /// What one rank has moved so far.
 struct OffloadTraffic {
-  std::int64_t read_bytes = 0;
+  std::int64_t read_bytes = 0;  ///< from the disk
   std::int64_t written_bytes = 0;
+  std::int64_t to_host_bytes = 0;  ///< from a device
+  std::int64_t to_device_bytes = 0;
 };
 
 }  // namespace zero::optim

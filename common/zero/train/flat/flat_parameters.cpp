@@ -56,9 +56,12 @@ bool FlatParameters::keeps_whole_gradient() const {
          (options_.sharded == Sharded::kOptimizer && !options_.adds_averages);
 }
 
-bool FlatParameters::updates_any() const {
-  return std::any_of(pieces_.begin(), pieces_.end(),
-                     [](const ParameterShard& piece) { return piece.tensor.defined(); });
+std::vector<at::Tensor> FlatParameters::updated() const {
+  std::vector<at::Tensor> parts;
+  for (const ParameterShard& piece : pieces_) {
+    if (piece.tensor.defined()) parts.push_back(piece.tensor);
+  }
+  return parts;
 }
 
 std::int64_t FlatParameters::bytes() const {

@@ -109,7 +109,7 @@ class FlatParameters {
   /// Whether the whole gradient buffer stays after a reduction.
   bool keeps_whole_gradient() const;
   /// Whether this rank updates any element of the members.
-  bool updates_any() const;
+  bool updates_any() const { return !updated().empty(); }
   at::ScalarType dtype() const { return tensor(0).scalar_type(); }
   std::int64_t bytes() const;  ///< of the parameters, without padding
   std::int64_t shard_bytes() const;
@@ -160,6 +160,8 @@ class FlatParameters {
 
   /// The part of member `m` that this rank updates; undefined if there is none.
   ParameterShard piece(std::size_t m) const { return pieces_[m]; }
+  /// All of these parts.
+  std::vector<at::Tensor> updated() const;
   /// The part of member `m` that this rank keeps between steps, whether it updates it or not.
   ParameterShard local_shard(std::size_t m) const;
 

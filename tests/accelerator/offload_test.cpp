@@ -1,0 +1,354 @@
+// Optimizer states on the host, or on its disk, and parameters on the emulated accelerator: the
+// bits of states with the parameters, the bytes on the bus and on the device by formula, and
+// nothing that the checker finds.
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include <tests/support/accelerator/device_memory.hpp>
+#include <tests/support/accelerator/emulated_test.hpp>
+#include <tests/support/moved_to.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/toy.hpp>
+#include <tests/support/whole_state.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
+#include <zero/optim/offload/offloaded.hpp>
+#include <zero/optim/sgd.hpp>
+#include <zero/optim/weight_average.hpp>
+#include <zero/train/unsharded_parameters.hpp>
+
+namespace zero::testing {
+namespace {
+
+using emulated::kDevice;
+
+constexpr std::int64_t kTile = 4096;  // of a disk, the smallest
+
+optim::OptimizerFactory adamw_of(at::ScalarType dtype) {
+  const optim::OptimizerFactory adamw = optim::adamw({.learning_rate = 0.01});
+  return dtype == at::kFloat ? adamw : optim::with_master_weights(adamw);
+}
+
+EngineConfig config_of(int stage, const std::string& offload) {
+  return {.overlap = {.stage = stage,
+                      .bucket_bytes = 8000,
+                      .in_flight_bytes = 1,  // each is waited for when the next one begins
+                      .offload = offload,
+                      .offload_tile_bytes = kTile},
+          .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip};
+}
+
+struct OffloadRun {
+  OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
+             at::ScalarType dtype, const optim::OptimizerFactory& optimizer)
+      : rank(communicator.rank()),
+        device(device),
+        toy(moved(device, dtype)),
+        engine(*toy.model, communicator, optimizer, config, &toy.values) {}
+  OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
+             at::ScalarType dtype = at::kFloat)
+      : OffloadRun(communicator, device, config, dtype, adamw_of(dtype)) {}
+
+  static Toy moved(at::Device device, at::ScalarType dtype) {
+    Toy toy(nn::MlpConfig{.hidden = {61, 61}, .dtype = dtype});
+    move_to(device, *toy.model);
+    return toy;
+  }
+
+  bool step(int number) {
+    engine.backward(engine.forward(moved_to(device, toy.batch(rank, number))));
+    return engine.step();
+  }
+  void steps(int first, int last) {
+    for (int number = first; number < last; ++number) step(number);
+  }
+  bool bad_step(int number) {
+    engine.strategy().passes().observe_gradients([this](std::size_t i, const at::Tensor& gradient) {
+      if (i != 1 || rank != 0) return;
+      gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
+    });
+    const bool updated = step(number);
+    engine.strategy().passes().observe_gradients({});
+    return updated;
+  }
+  WholeState state() {
+    WholeState all = whole_state(engine.strategy());
+    for (auto& [name, tensor] : all) tensor = tensor.cpu();
+    return all;
+  }
+  // Of what this rank updates.
+  std::int64_t updated_bytes() {
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
+      const at::Tensor mine = engine.strategy().piece(i).tensor;
+      if (mine.defined()) sum += static_cast<std::int64_t>(mine.nbytes());
+    }
+    return sum;
+  }
+  optim::OffloadTraffic traffic() { return engine.strategy().optimizer().offload_traffic(); }
+
+  int rank;
+  at::Device device;
+  Toy toy;
+  Engine engine;
+};
+
+std::int64_t device_bytes() {
+  return emulated::DeviceMemory::get().getDeviceStats(0).requested_bytes[0].current;
+}
+
+void on_emulated(int ranks, const std::function<void(dist::Communicator&, int stage)>& body) {
+  emulated::on_emulated_ranks({.world_size = ranks}, [&](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("stage {}", stage));
+      body(communicator, stage);
+      emulated::expect_clean();
+    }
+  });
+}
+
+ZERO_TESTS_ON_RANKS(EmulatedOffload, 1, 2, 3, 4);
+
+// Steps of two micro-batches, clipped, one of them left out.
+TEST_P(EmulatedOffload, HasTheBitsOfStatesOnTheDevice) {
+  const TestFolder folder;
+  on_emulated(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const std::string& offload : {std::string("host"), folder.path().string()}) {
+        SCOPED_TRACE(fmt::format("{} {}", c10::toString(dtype), offload));
+        const auto trained = [&](at::Device device, const std::string& where) {
+          EngineConfig config = config_of(stage, where);
+          config.accumulation_steps = 2;
+          config.clip_norm = 0.05;
+          if (dtype == at::kHalf) config.loss_scale = {.initial = 1024};
+          OffloadRun run(communicator, device, config, dtype);
+          run.steps(0, 5);
+          EXPECT_FALSE(run.bad_step(5));
+          run.steps(6, 10);
+          EXPECT_EQ(run.engine.steps(), 4);
+          EXPECT_EQ(run.engine.strategy().optimizer().is_offloaded(), where != "none");
+          return run.state();
+        };
+        EXPECT_TRUE(same_state(trained(kDevice, offload), trained(at::kCPU, "none")));
+      }
+    }
+  });
+}
+
+TEST_P(EmulatedOffload, MovesEachGradientAndEachParameterOnce) {
+  const TestFolder folder;
+  on_emulated(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      EngineConfig config = config_of(stage, "host");
+      config.clip_norm = 0.05;
+      OffloadRun run(communicator, kDevice, config, dtype);
+      config.overlap.offload = folder.path().string();
+      OffloadRun on_disk(communicator, kDevice, config, dtype);
+      OffloadRun on_disk_of_cpu(communicator, at::kCPU, config, dtype);
+      const std::int64_t once = run.updated_bytes();
+      const auto expect_moved = [&](std::int64_t out, std::int64_t back) {
+        EXPECT_EQ(run.traffic().to_host_bytes, out * once);
+        EXPECT_EQ(run.traffic().to_device_bytes, back * once);
+      };
+      run.step(0);
+      expect_moved(2, 1);  // the host makes its copy of the parameters
+      run.step(1);
+      expect_moved(3, 2);
+      run.bad_step(2);
+      expect_moved(4, 2);
+      run.step(3);
+      expect_moved(5, 3);
+      on_disk.steps(0, 3);
+      on_disk_of_cpu.steps(0, 3);
+      EXPECT_EQ(on_disk.traffic().to_host_bytes, 4 * once);
+      EXPECT_EQ(on_disk.traffic().to_device_bytes, 3 * once);
+      EXPECT_EQ(on_disk.traffic().read_bytes, on_disk_of_cpu.traffic().read_bytes);
+      EXPECT_EQ(on_disk.traffic().written_bytes, on_disk_of_cpu.traffic().written_bytes);
+    }
+  });
+}
+
+// In mixed precision 4 P/N at stage 3: parameters and gradients.
+TEST_P(EmulatedOffload, LeavesNoOptimizerStateOnTheDevice) {
+  const TestFolder folder;
+  on_emulated(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    for (const std::string& offload : {std::string("host"), folder.path().string()}) {
+      const std::int64_t before = device_bytes();
+      OffloadRun run(communicator, kDevice, config_of(stage, offload), at::kBFloat16);
+      run.steps(0, 2);
+      run.engine.backward(run.engine.forward(moved_to(kDevice, run.toy.batch(run.rank, 2))));
+      train::Strategy& strategy = run.engine.strategy();
+      strategy.optimizer_step();  // gradients stay
+      strategy.sync_parameters();
+      const std::int64_t held = device_bytes() - before;
+      const train::ModelStateBytes formula = strategy.costs().at_rest;
+      EXPECT_EQ(formula.optimizer, 0);
+      EXPECT_LE(held - formula.total(), 64);  // the loss
+      EXPECT_GE(held, formula.total());
+      if (stage == 3) {
+        const std::int64_t padded = formula.parameters;
+        EXPECT_EQ(formula.total(), 2 * padded);
+        EXPECT_LE(padded - run.updated_bytes(), 1024);
+      }
+    }
+  });
+}
+
+// Each bucket is copied when the next one is reduced.
+TEST_P(EmulatedOffload, GradientsLeaveWhileBackwardRuns) {
+  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
+    OffloadRun run(communicator, kDevice, config_of(stage, "host"));
+    run.step(0);
+    const optim::Optimizer& optimizer = run.engine.strategy().optimizer();
+    const std::int64_t before = optimizer.offload_traffic().to_host_bytes;
+    std::int64_t seen = 0;  // when the last gradient is there
+    run.engine.strategy().passes().observe_gradients([&](std::size_t, const at::Tensor&) {
+      seen = optimizer.offload_traffic().to_host_bytes - before;
+    });
+    run.step(1);
+    EXPECT_GT(2 * seen, run.updated_bytes());
+  });
+}
+
+TEST_P(EmulatedOffload, CheckpointsGoFromTheHostToTheDeviceAndBack) {
+  const TestFolder folder;
+  on_emulated(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const bool saves_offloaded : {true, false}) {
+        for (const bool behind : {true, false}) {
+          const auto place = folder / fmt::format("{}{}{}{}", stage, c10::toString(dtype),
+                                                  saves_offloaded, behind);
+          const auto where = [](bool offloaded) { return offloaded ? "host" : "none"; };
+          OffloadRun saves(communicator, kDevice, config_of(stage, where(saves_offloaded)), dtype);
+          saves.steps(0, 2);
+          saves.engine.save(place, {.behind = behind});
+          saves.steps(2, 4);
+          saves.engine.finish_save();
+          OffloadRun loads(communicator, kDevice, config_of(3 - stage, where(!saves_offloaded)),
+                           dtype);
+          loads.step(9);
+          EXPECT_TRUE(loads.engine.load(place));
+          loads.steps(2, 4);
+          EXPECT_TRUE(same_state(loads.state(), saves.state()));
+        }
+      }
+    }
+  });
+}
+
+// Into parameters between steps, and into gradients after backward().
+TEST_P(EmulatedOffload, FollowsWhatTheProgramWrites) {
+  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const auto trained = [&](at::Device device, const std::string& where) {
+        EngineConfig config = config_of(stage, where);
+        config.clip_norm = 0.05;
+        OffloadRun run(communicator, device, config, dtype);
+        run.steps(0, 2);
+        train::Strategy& strategy = run.engine.strategy();
+        for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
+          const train::UnshardedParameters whole(strategy, u);
+          for (const std::size_t i : strategy.list().units[u].parameters) {
+            const at::NoGradGuard no_grad;
+            strategy.list().parameters[i].tensor.view({-1}).narrow(0, 0, 1).fill_(0.25);
+          }
+        }
+        run.step(2);
+        run.engine.backward(run.engine.forward(moved_to(device, run.toy.batch(run.rank, 3))));
+        for (std::size_t i = 0; stage == 0 && i < strategy.list().size(); ++i) {
+          strategy.list().parameters[i].tensor.mutable_grad().mul_(-3);
+        }
+        run.engine.step();
+        return run.state();
+      };
+      EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
+    }
+  });
+}
+
+TEST_P(EmulatedOffload, TakesAnyOptimizerToTheHost) {
+  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (const optim::OptimizerFactory& optimizer :
+         {optim::sgd({.learning_rate = 0.1, .momentum = 0.9}),
+          optim::with_weight_average(adamw_of(at::kFloat), 0.9)}) {
+      const auto trained = [&](at::Device device, const std::string& where) {
+        OffloadRun run(communicator, device, config_of(stage, where), at::kFloat, optimizer);
+        run.steps(0, 3);
+        WholeState state = run.state();
+        if (run.engine.strategy().optimizer().settings().kind == "SGD") return state;
+        run.engine.with_averaged_weights([&] {
+          for (const auto& [name, tensor] : run.state()) state["average/" + name] = tensor;
+        });
+        run.step(3);
+        for (const auto& [name, tensor] : run.state()) state["next/" + name] = tensor;
+        return state;
+      };
+      EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
+    }
+  });
+}
+
+// Updates that are one step late, as on the CPU.
+TEST_P(EmulatedOffload, IsLateAsOnTheCpu) {
+  const TestFolder folder;
+  on_emulated(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    for (const std::string& offload : {std::string("host"), folder.path().string()}) {
+      const auto trained = [&](at::Device device) {
+        EngineConfig config = config_of(stage, offload);
+        config.clip_norm = 0.05;
+        config.overlap.offload_delay_after = 2;
+        OffloadRun run(communicator, device, config, at::kBFloat16);
+        run.steps(0, 4);
+        EXPECT_FALSE(run.bad_step(4));
+        run.steps(5, 8);
+        return run.state();
+      };
+      EXPECT_TRUE(same_state(trained(kDevice), trained(at::kCPU)));
+    }
+  });
+}
+
+// Groups of ranks: a gradient is complete when it is summed between them.
+TEST(EmulatedOffloadGroups, HaveTheBitsOfStatesOnTheDevice) {
+  emulated::on_emulated_ranks({.world_size = 4}, [](dist::Communicator& communicator) {
+    for (const char* more :
+         {R"({"shard_size": 2})", R"({"secondary_shards": true, "group_size": 2})",
+          R"({"quantize_gradients": true, "group_size": 2})"}) {
+      SCOPED_TRACE(more);
+      const auto trained = [&](at::Device device, const std::string& where) {
+        EngineConfig config = config_of(3, where);
+        config.more = more;
+        config.clip_norm = 0.05;
+        OffloadRun run(communicator, device, config, at::kBFloat16);
+        run.steps(0, 3);
+        return run.state();
+      };
+      EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
+    }
+  });
+}
+
+// Where each micro-batch is reduced, and under several micro-batches at each rank.
+TEST_P(EmulatedOffload, AddsUpMicroBatchesThatAreReducedOneByOne) {
+  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const auto trained = [&](at::Device device, const std::string& where) {
+      EngineConfig config = config_of(stage, where);
+      config.accumulation_steps = 2;
+      config.reduce_each_micro_batch = true;
+      OffloadRun run(communicator, device, config, at::kBFloat16);
+      run.steps(0, 6);
+      if (where == "host") {
+        EXPECT_EQ(run.traffic().to_host_bytes, 4 * run.updated_bytes());
+      }
+      return run.state();
+    };
+    EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
