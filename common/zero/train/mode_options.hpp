@@ -37,10 +37,11 @@ std::string merged(const std::string& first, const std::string& second);
 ///     mics_shard_size                     shard_size, at stage 3 (0 and -1: all ranks)
 ///     contiguous_gradients                always so here
 ///     offload_optimizer                   offload: its nvme_path, if its device is "nvme"
+///     offload_param                       offload_parameters: the same; "cpu" changes nothing
 ///
-/// "auto" is read as a key that is left out. Throws zero::Error for the device "cpu" and for
-/// offload_param, which do not exist here, for mics_shard_size beside a key of ZeRO++, and for
-/// unknown keys of the block. All else is ignored, and the notes say so.
+/// "auto" is read as a key that is left out. Throws zero::Error for an offload_optimizer to "cpu",
+/// which does not exist here, for mics_shard_size beside a key of ZeRO++, and for unknown keys of
+/// the block. All else is ignored, and the notes say so.
 ReadOptions read_deepspeed_options(const std::string& json);
 
 }  // namespace zero::train

@@ -25,6 +25,15 @@ void declare(base::Keys& keys, OverlapOptions& o) {
       },
       [&o] { return base::Keys::Json(o.offload); });
   keys.mib("offload_tile_mib", o.offload_tile_bytes);
+  keys.field(
+      "offload_parameters",
+      [&keys, &o](const base::Keys::Json& value) {
+        if (!value.is_string() || value == "") {
+          keys.refuse("offload_parameters", value, "\"none\", or a folder for parameters");
+        }
+        o.offload_parameters = value.get<std::string>();
+      },
+      [&o] { return base::Keys::Json(o.offload_parameters); });
 }
 
 }  // namespace zero

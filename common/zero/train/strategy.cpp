@@ -143,8 +143,11 @@ void Strategy::optimizer_step() {
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
   // The rank that fails refuses the next update and the next save, too, and with it all ranks do.
-  dist::run_on_all_ranks(mesh_.world(), "the update failed, load a checkpoint",
-                         [this] { optimizer_->step(); });
+  update_on_all_ranks([this] { optimizer_->step(); });
+}
+
+void Strategy::update_on_all_ranks(const std::function<void()>& step) {
+  dist::run_on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", step);
 }
 
 void Strategy::zero_grad() {

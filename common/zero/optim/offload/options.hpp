@@ -2,10 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace zero::optim {
 
-/// Where optimizer states are that are not in memory, and how they are read and written.
+/// Where states are that are not in memory, and how they are read and written.
 struct OffloadOptions {
   /// A folder on the disk. Each rank has a file there without a name, which the system removes when
   /// the run ends, however it ends. So runs may share a folder, and leave nothing in it.
@@ -17,6 +18,8 @@ struct OffloadOptions {
   std::int64_t block_bytes = std::int64_t{1} << 20;
   /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
+  /// What is kept there, for messages.
+  std::string what = "optimizer states";
 };
 
 /// What one rank has moved so far.
