@@ -54,6 +54,7 @@ class Overlap : public train::Strategy {
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
+  void bring_shard(std::size_t index, bool overwrites = false) override;
   bool sharded() const override { return options_.stage > 0; }
   train::Costs costs() const override;
 
@@ -64,6 +65,9 @@ class Overlap : public train::Strategy {
   const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
   /// How many units are gathered ahead; 0 until kAutoLookahead has chosen.
   std::int64_t lookahead() const { return forward_.lookahead(); }
+  /// What this rank has moved so far to the files of its parameters and from them; zeros without
+  /// the option offload_parameters.
+  optim::OffloadTraffic parameter_traffic() const { return flat_.traffic(); }
   /// Whether this rank knows the order of units, and how many passes ran in another order.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
@@ -100,6 +104,7 @@ class Overlap : public train::Strategy {
     if (!passes().repeats()) backward_clock_.end();  // a rank in join() computes nothing
   }
   void finish_parameters() override { flat_.wait_gathers(); }
+  void update() override;
   void gather(std::size_t unit) override;
   void gather_to_read(std::size_t unit) override;
   void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }

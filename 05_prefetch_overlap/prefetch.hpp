@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace zero {
@@ -26,6 +27,9 @@ class Prefetch {
   /// Call when `unit` is about to run. Returns the units to gather now, nearest first: at most
   /// `lookahead` of those that follow it.
   std::vector<std::size_t> use(std::size_t unit);
+  /// The unit after those that the last use() has returned, if one is expected: what is far from
+  /// here can be brought nearer.
+  std::optional<std::size_t> next_after() const;
 
   /// Call at the end of a pass, to expect its order from now on. Returns true if the order is
   /// new. Do not call it for passes that should change nothing, such as an evaluation.

@@ -308,8 +308,23 @@ TEST(DeepSpeedConfig, OffloadsTheOptimizer) {
         [&] { engine_config_from_deepspeed(fmt::format(R"({{"offload_optimizer": {}}})", wrong)); },
         {"offload_optimizer is ", "device \"cpu\", or \"nvme\" and an nvme_path"});
   }
+}
+
+TEST(DeepSpeedConfig, KeepsParametersInAFolder) {
+  const ReadConfig read = engine_config_from_deepspeed(
+      R"({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}})");
+  EXPECT_EQ(read.config.overlap.offload_parameters, "/local_nvme");
+  EXPECT_EQ(read.config.overlap.offload, "none");
+  EXPECT_THAT(read.notes, ElementsAre("of offload_param only device and nvme_path are read"));
+  const ReadConfig host =
+      engine_config_from_deepspeed(R"({"stage": 3, "offload_param": {"device": "cpu"}})");
+  EXPECT_EQ(host.config.overlap.offload_parameters, "none");
+  EXPECT_THAT(host.notes, ElementsAre(HasSubstr("offload_param to \"cpu\" changes nothing")));
   expect_error([&] { engine_config_from_deepspeed(R"({"offload_param": {"device": "nvme"}})"); },
-               {"offload_param is ", "parameters stay in the memory"});
+               {"offload_param is ", "device \"nvme\" and an nvme_path"});
+  EXPECT_EQ(options_of("engine3:offload_parameters=/disk").offload_parameters, "/disk");
+  expect_error([] { engine_config(R"({"offload_parameters": 3})"); },
+               {"offload_parameters is 3", "a folder for parameters"});
 }
 
 TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {

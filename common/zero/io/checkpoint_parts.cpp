@@ -51,10 +51,11 @@ std::vector<SavedBuffer> saved_buffers(const safetensors::NamedTensors& buffers)
   return all;
 }
 
-void check_weights(const train::Strategy& strategy) {
+void check_weights(train::Strategy& strategy) {
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const at::Tensor held = strategy.local_shard(i).tensor;
     if (!held.defined() || held.numel() == 0 || !held.is_floating_point()) continue;
+    strategy.bring_shard(i);
     if (at::isfinite(held).all().item<bool>()) continue;
     throw Error(
         fmt::format("parameter '{}' is infinite or NaN in places: training cannot resume from "

@@ -38,6 +38,6 @@ inline constexpr const char* kBufferKind = "buffer";
 /// (train::Strategy::local_shard()) a value that is infinite or NaN. The loss shows such weights
 /// only a step later; until then a save would replace the last good ones by them. Acts on this rank
 /// alone.
-void check_weights(const train::Strategy& strategy);
+void check_weights(train::Strategy& strategy);
 
 }  // namespace zero::io::checkpoint

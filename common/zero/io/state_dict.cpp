@@ -135,6 +135,7 @@ std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strateg
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const train::ParameterShard mine = checkpoint::flat(strategy.local_shard(i));
     if (!mine.tensor.defined()) continue;
+    strategy.bring_shard(i);
     shards[strategy.list().parameters[i].name] = {copy_of(mine.tensor), mine.begin};
   }
   for (const auto& [name, buffer] : buffers_of(strategy)) shards[name] = {copy_of(buffer), 0};

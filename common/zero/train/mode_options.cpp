@@ -77,14 +77,14 @@ std::string merged(const std::string& first, const std::string& second) {
 
 namespace {
 
-void read_offload(base::Keys& block, std::string& folder, std::vector<std::string>& notes) {
+void read_offload(base::Keys& block, OverlapOptions& ours, std::vector<std::string>& notes) {
   const auto entry = [](const Json& value, const char* key) {
     return value.is_object() && value.contains(key) ? value[key] : Json();
   };
   const auto is_off = [entry](const Json& value) {
     return value.is_null() || entry(value, "device") == "none";
   };
-  block.field("offload_optimizer", [entry, is_off, &block, &folder, &notes](const Json& value) {
+  block.field("offload_optimizer", [entry, is_off, &block, &ours, &notes](const Json& value) {
     if (is_off(value)) return;
     const Json device = entry(value, "device");
     const Json path = device == "cpu" ? Json("host") : entry(value, "nvme_path");
@@ -92,12 +92,23 @@ void read_offload(base::Keys& block, std::string& folder, std::vector<std::strin
       block.refuse("offload_optimizer", value,
                    "left out, or have the device \"cpu\", or \"nvme\" and an nvme_path, a folder");
     }
-    folder = path.get<std::string>();
+    ours.offload = path.get<std::string>();
     notes.emplace_back("of offload_optimizer only device and nvme_path are read");
   });
-  block.field("offload_param", [is_off, &block](const Json& value) {
+  block.field("offload_param", [entry, is_off, &block, &ours, &notes](const Json& value) {
     if (is_off(value)) return;
-    block.refuse("offload_param", value, "left out: parameters stay in the memory of their rank");
+    if (entry(value, "device") == "cpu") {
+      notes.emplace_back(
+          "offload_param to \"cpu\" changes nothing: parameters stay on the device");
+      return;
+    }
+    const Json path = entry(value, "nvme_path");
+    if (entry(value, "device") != "nvme" || !path.is_string()) {
+      block.refuse("offload_param", value,
+                   "left out, or have the device \"nvme\" and an nvme_path, a folder");
+    }
+    ours.offload_parameters = path.get<std::string>();
+    notes.emplace_back("of offload_param only device and nvme_path are read");
   });
 }
 
@@ -146,7 +157,7 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, Json& 
   block.flag("zero_quantized_gradients", gradients);
   block.flag("overlap_comm", overlaps);
   block.flag("contiguous_gradients", contiguous);
-  read_offload(block, ours.offload, notes);
+  read_offload(block, ours, notes);
   note_what_makes_no_difference(block, notes);
   block.read(json);
   if (!contiguous) {

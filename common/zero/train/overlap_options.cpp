@@ -28,6 +28,15 @@ void declare(base::Keys& keys, OverlapOptions& o) {
   keys.count_or("offload_delay_after", "none", optim::kNoDelay, o.offload_delay_after);
   keys.require([&o] { return o.offload != "none" || o.offload_delay_after == optim::kNoDelay; },
                "offload_delay_after without offload; take offload = host or a folder");
+  keys.field(
+      "offload_parameters",
+      [&keys, &o](const base::Keys::Json& value) {
+        if (!value.is_string() || value == "") {
+          keys.refuse("offload_parameters", value, "\"none\", or a folder for parameters");
+        }
+        o.offload_parameters = value.get<std::string>();
+      },
+      [&o] { return base::Keys::Json(o.offload_parameters); });
 }
 
 }  // namespace zero

@@ -21,7 +21,6 @@ using memory::Charge;
 
 namespace {
 
-constexpr const char* kUpdateFailed = "the update failed, load a checkpoint";
 
 // Text that must be equal on all ranks, one property per line.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
@@ -148,19 +147,22 @@ void Strategy::optimizer_step() {
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
   // The rank that fails refuses the next update and the next save, too, and with it all ranks do.
-  dist::run_on_all_ranks(mesh_.world(), kUpdateFailed, [this] { optimizer_->step(); });
+  update_on_all_ranks([this] { optimizer_->step(); });
 }
 
 void Strategy::finish_update() {
   if (!optimizer_->may_be_late()) return;
   finish_parameters();
   bool was_late = false;
-  dist::run_on_all_ranks(mesh_.world(), kUpdateFailed,
-                         [&] { was_late = optimizer_->finish_update(); });
+  update_on_all_ranks([&] { was_late = optimizer_->finish_update(); });
   if (!mesh_.any(was_late)) return;
   reshard_all();  // units that a forward has left whole would hide the new values
   passes_.weights_changed();
   sync_parameters();
+}
+
+void Strategy::update_on_all_ranks(const std::function<void()>& step) {
+  dist::run_on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", step);
 }
 
 void Strategy::zero_grad() {

@@ -112,6 +112,11 @@ class Strategy : public Shards, protected PassHooks {
   ParameterShard piece(std::size_t index) const override {
     return owns(index) ? ParameterShard{parameter(index), 0} : ParameterShard{};
   }
+  /// Call before the elements of local_shard(index) or piece(index) are read or written: some
+  /// stages keep them in a file. They are in memory until the next call, zero_grad(), pass or
+  /// update. With `overwrites` the caller writes all of them; others are wrong then if the disk
+  /// failed. @throws zero::Error if they cannot be read. Acts on this rank alone.
+  virtual void bring_shard(std::size_t /*index*/, bool /*overwrites*/ = false) {}
   /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
   /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
   /// the stage keeps parameters whole. After a change all ranks call passes().weights_changed().
@@ -166,6 +171,10 @@ class Strategy : public Shards, protected PassHooks {
   virtual void keep_writes(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
+  /// The part of optimizer_step() that updates, on all ranks or with an error on all.
+  virtual void update();
+  /// Calls `step`. If it fails on one rank, all throw.
+  void update_on_all_ranks(const std::function<void()>& step);
   /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root is
   /// gathered once, and other units for each use in forward and once for backward.
   virtual std::int64_t gathers(std::size_t unit) const;
@@ -222,7 +231,6 @@ class Strategy : public Shards, protected PassHooks {
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);
   void note_possible_write(std::size_t index) const;
-  void update();
 
   nn::ParameterList list_;
   const StageOfModel stage_of_model_;

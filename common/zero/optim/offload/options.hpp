@@ -2,14 +2,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace zero::optim {
 
 /// For OffloadOptions::delay_after: no update is late.
 inline constexpr std::int64_t kNoDelay = -1;
 
-/// Where optimizer states are that are not in the memory of the parameters, and how they are read
-/// and written.
+/// Where states are that are not in the memory of the parameters, and how they are read and
+/// written.
 struct OffloadOptions {
   /// Empty: in the host's memory. Otherwise a folder on the disk. Each rank has a file there
   /// without a name, which the system removes when the run ends, however it ends. So runs may share
@@ -25,6 +26,8 @@ struct OffloadOptions {
   /// So many updates of a parameter are made at once. Each later one is made while the next step is
   /// computed, and shows one step later (delayed parameter update, Ren et al. 2021, section 5.2).
   std::int64_t delay_after = kNoDelay;
+  /// What is kept there, for messages.
+  std::string what = "optimizer states";
 };
 
 /// What one rank has moved so far.

@@ -25,14 +25,13 @@ std::uint64_t checksum_of(const at::Tensor& buffer, std::int64_t bytes) {
   return XXH3_64bits(buffer.const_data_ptr(), static_cast<std::size_t>(bytes));
 }
 
-int file_in(const std::filesystem::path& folder) {
-  std::string path = folder / "zero-offload-XXXXXX";
+int file_in(const OffloadOptions& options) {
+  std::string path = options.folder / "zero-offload-XXXXXX";
   const int file = ::mkostemp(path.data(), O_CLOEXEC);
   if (file < 0) {
     throw Error(fmt::format(
-        "optimizer states cannot be kept in {}: {}; offload needs a folder that exists and can be "
-        "written to",
-        folder.string(), reason(errno)));
+        "{} cannot be kept in {}: {}; offload needs a folder that exists and can be written to",
+        options.what, options.folder.string(), reason(errno)));
   }
   ::unlink(path.c_str());
   return file;
@@ -41,15 +40,15 @@ int file_in(const std::filesystem::path& folder) {
 }  // namespace
 
 TileFile::TileFile(const OffloadOptions& options)
-    : folder_(options.folder),
+    : what_(options.what),
+      folder_(options.folder),
       tile_bytes_(aligned(options.tile_bytes)),
       block_bytes_(aligned(std::max<std::int64_t>(1, options.block_bytes))),
-      file_(file_in(folder_)),
+      file_(file_in(options)),
       io_(file_) {
   if (::fcntl(file_, F_SETFL, O_DIRECT) != 0 && options.says_how) {
-    log_error(
-        fmt::format("note: optimizer states in {} are read and written through the system's cache",
-                    folder_.string()));
+    log_error(fmt::format("note: {} in {} are read and written through the system's cache", what_,
+                          folder_.string()));
   }
 }
 
@@ -125,13 +124,17 @@ void TileFile::finish() {
   }
 }
 
+bool TileFile::holds(std::size_t tile, const at::Tensor& buffer) const {
+  return has(tile) && checksum_of(buffer, tiles_[tile].bytes) == tiles_[tile].checksum;
+}
+
 void TileFile::give_up() noexcept {
   if (moving_.defined()) io_.finish();
   moving_ = at::Tensor();
 }
 
 void TileFile::fail(const std::string& what) const {
-  throw Error(fmt::format("optimizer states in {}: {}", folder_.string(), what));
+  throw Error(fmt::format("{} in {}: {}", what_, folder_.string(), what));
 }
 
 }  // namespace zero::optim

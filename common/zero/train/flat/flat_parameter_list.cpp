@@ -1,4 +1,7 @@
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +11,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/train/flat/flat_parameter_list.hpp>
 
@@ -16,7 +20,11 @@ namespace zero::train {
 FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
                                      const OptionsOfUnit& options, dist::Communicator& communicator,
                                      memory::StoragePool& pool)
-    : list_(list), communicator_(communicator), places_(list.size()), of_unit_(list.units.size()) {
+    : list_(list),
+      communicator_(communicator),
+      pool_(pool),
+      places_(list.size()),
+      of_unit_(list.units.size()) {
   for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u), pool);
 }
 
@@ -39,6 +47,9 @@ FlatParameterList::~FlatParameterList() {
   for (FlatParameters& buffer : buffers_) {
     wait([&] { buffer.wait_gather(); });
     wait([&] { buffer.finish_reduce(); });
+  }
+  for (InFile& unit : files_) {
+    if (unit.telling) wait([&] { unit.telling->wait(); });
   }
 }
 
@@ -73,13 +84,26 @@ void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
 
 void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value,
                                    dist::Communicator* replicas) {
-  for (FlatParameters& buffer : buffers_) {
+  std::exception_ptr problem;  // the others are in the middle of collectives
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    FlatParameters& buffer = buffers_[b];
     buffer.initialize(first_value, replicas);
     for (std::size_t m = 0; m < buffer.members().size(); ++m) {
       nn::set_gradient_provider(list_.parameters[buffer.members()[m]].tensor,
                                 [&buffer, m] { return buffer.gradient_view(m); });
     }
+    if (!is_offloaded() || b != of_unit_[unit_of_[b]].back()) continue;
+    try {
+      if (!problem) keep_in_file(unit_of_[b]);
+    } catch (const std::exception&) {
+      problem = std::current_exception();
+    }
   }
+  if (!is_offloaded()) return;
+  pool_.clear();
+  dist::run_on_all_ranks(*readers_, "parameters cannot be offloaded", [&] {
+    if (problem) std::rethrow_exception(problem);
+  });
 }
 
 std::vector<BackwardSchedule::Item> FlatParameterList::items() const {
@@ -113,16 +137,20 @@ void FlatParameterList::collect(std::size_t index) {
 
 void FlatParameterList::start_gather(std::size_t unit) {
   RECORD_USER_SCOPE("flat_param_gather");
+  begin_read(unit);
   for (const std::size_t b : of_unit_[unit]) buffers_[b].start_gather();
 }
 
 void FlatParameterList::finish_gather(std::size_t unit) {
   RECORD_USER_SCOPE("flat_param_wait");
   for (const std::size_t b : of_unit_[unit]) buffers_[b].finish_gather();
+  end_read(unit);
 }
 
 void FlatParameterList::gather_exactly(std::size_t unit) {
+  begin_read(unit);
   for (const std::size_t b : of_unit_[unit]) buffers_[b].gather_exactly();
+  end_read(unit);
 }
 
 void FlatParameterList::keep_writes(std::size_t unit) {
@@ -130,7 +158,9 @@ void FlatParameterList::keep_writes(std::size_t unit) {
 }
 
 void FlatParameterList::reshard(std::size_t unit) {
+  end_read(unit);
   for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
+  leave(unit);
 }
 
 void FlatParameterList::start_refresh() {
@@ -141,6 +171,7 @@ void FlatParameterList::start_refresh() {
 void FlatParameterList::wait_gathers() {
   RECORD_USER_SCOPE("flat_param_wait");
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
+  for (std::size_t unit = 0; unit < files_.size(); ++unit) end_read(unit);
 }
 
 ParameterWrites FlatParameterList::writes() {
@@ -155,6 +186,199 @@ void FlatParameterList::forget_writes() {
 
 void FlatParameterList::drop_gradients() {
   for (FlatParameters& buffer : buffers_) buffer.drop_gradients();
+}
+
+// ---- shards in files
+
+void FlatParameterList::offload(const optim::OffloadOptions& options, dist::Communicator& ranks) {
+  offload_ = options;
+  readers_ = &ranks;
+  files_.resize(of_unit_.size());
+}
+
+optim::OffloadTraffic FlatParameterList::traffic() const {
+  optim::OffloadTraffic sum;
+  for (const InFile& unit : files_) {
+    if (!unit.file) continue;
+    sum.read_bytes += unit.file->traffic().read_bytes;
+    sum.written_bytes += unit.file->traffic().written_bytes;
+  }
+  return sum;
+}
+
+bool FlatParameterList::is_sharded(std::size_t unit) const {
+  return buffers_[of_unit_[unit].front()].is_sharded();  // as all others of the unit
+}
+
+// Null if its shards are in memory.
+FlatParameterList::InFile* FlatParameterList::in_file(std::size_t unit) {
+  return is_offloaded() && files_[unit].file ? &files_[unit] : nullptr;
+}
+
+void FlatParameterList::keep_in_file(std::size_t unit) {
+  std::int64_t bytes = 0;
+  for (const std::size_t b : of_unit_[unit]) {
+    if (buffers_[b].shards_parameters()) bytes += buffers_[b].shard_bytes();
+  }
+  if (bytes == 0) return;
+  auto file = std::make_unique<ShardFile>(offload_, bytes, pool_);
+  std::int64_t offset = 0;
+  for (const std::size_t b : of_unit_[unit]) {
+    const std::int64_t of_buffer = buffers_[b].shard_bytes();
+    buffers_[b].move_shard(
+        file->bytes().narrow(0, offset, of_buffer).view(buffers_[b].shard().scalar_type()));
+    offset += of_buffer;
+  }
+  file->leave();
+  files_[unit].file = std::move(file);
+  offload_.says_how = false;  // it is the same for all
+}
+
+void FlatParameterList::read_ahead(std::size_t unit) {
+  InFile* const here = in_file(unit);
+  if (here == nullptr) return;
+  try {
+    here->file->read_ahead();
+  } catch (const std::exception&) {
+    here->problem = std::current_exception();
+  }
+}
+
+// Does not throw if the disk fails, because other ranks gather: end_read() does, on all.
+void FlatParameterList::begin_read(std::size_t unit) {
+  InFile* const here = in_file(unit);
+  if (here == nullptr || !is_sharded(unit)) return;
+  const auto attempt = [here](const auto& action) {
+    try {
+      action();
+    } catch (const std::exception&) {
+      if (!here->problem) here->problem = std::current_exception();
+    }
+  };
+  if (brought_ == unit) brought_.reset();
+  attempt([&] { leave_brought(); });
+  attempt([&] { here->file->bring(); });
+  attempt([&] {
+    for (const std::size_t i : list_.units[unit].parameters) verify_not_lost(i);
+  });
+  here->mine = at::full({1}, here->problem ? 1 : 0, at::kInt);
+  here->all = at::zeros({readers_->size()}, at::kInt);
+  here->telling = readers_->all_gather(here->all, here->mine, dist::Purpose::kControl);
+}
+
+void FlatParameterList::end_read(std::size_t unit) {
+  InFile* const here = in_file(unit);
+  if (here == nullptr || !here->telling) return;
+  std::exchange(here->telling, std::nullopt)->wait();
+  if (!here->all.any().item<bool>()) return;
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
+  here->file->drop();
+  const std::string& name = list_.units[unit].name;
+  dist::run_on_all_ranks(*readers_,
+                         fmt::format("the parameters of {} are not there",
+                                     name.empty() ? "the root" : fmt::format("unit '{}'", name)),
+                         [here] {
+                           const auto problem = std::exchange(here->problem, nullptr);
+                           if (problem) std::rethrow_exception(problem);
+                         });
+}
+
+void FlatParameterList::leave(std::size_t unit) {
+  InFile* const here = in_file(unit);
+  if (here == nullptr) return;
+  try {
+    here->problem ? here->file->drop() : here->file->leave();
+  } catch (const std::exception&) {
+    here->problem = std::current_exception();  // the next gather says it
+  }
+}
+
+void FlatParameterList::leave_brought() {
+  const std::optional<std::size_t> unit = std::exchange(brought_, std::nullopt);
+  if (unit && is_sharded(*unit)) in_file(*unit)->file->leave();
+}
+
+void FlatParameterList::bring_shard(std::size_t index, bool overwrites) {
+  const std::size_t unit = unit_of_[places_[index].buffer];
+  InFile* const here = in_file(unit);
+  if (here == nullptr) return;
+  if (brought_ != unit) leave_brought();
+  brought_ = unit;
+  try {
+    here->file->bring();
+  } catch (const std::exception& error) {
+    if (!overwrites) {
+      here->file->drop();
+      throw;
+    }
+    why_lost_ = message_of(error);
+    lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
+  }
+  if (overwrites) {
+    here->problem = nullptr;
+    lost_.erase(index);
+  }
+  verify_not_lost(index);
+}
+
+void FlatParameterList::verify_not_lost(std::size_t index) const {
+  if (lost_.contains(index)) throw Error(why_lost_);
+}
+
+void FlatParameterList::lose(const std::string& why) {
+  why_lost_ = why;
+  for (std::size_t unit = 0; unit < files_.size(); ++unit) {
+    if (in_file(unit) == nullptr) continue;
+    if (is_sharded(unit)) files_[unit].file->drop();
+    lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
+  }
+}
+
+void FlatParameterList::update(const std::function<void()>& step) {
+  if (!is_offloaded()) return step();
+  leave_brought();
+  struct Hidden {
+    at::Tensor piece, gradient;
+  };
+  std::vector<std::vector<Hidden>> hidden(files_.size());  // by unit
+  std::vector<Hidden> in_memory;
+  const auto show = [](const std::vector<Hidden>& unit) {
+    for (const Hidden& h : unit) h.piece.mutable_grad() = h.gradient;
+  };
+  const auto hide = [](const std::vector<Hidden>& unit) {
+    for (const Hidden& h : unit) h.piece.mutable_grad().reset();
+  };
+  const auto end = c10::make_scope_exit([&] {
+    show(in_memory);
+    std::ranges::for_each(hidden, show);
+  });
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const at::Tensor mine = piece(i).tensor;
+    if (!mine.defined() || !mine.grad().defined()) continue;
+    const std::size_t unit = unit_of_[places_[i].buffer];
+    (in_file(unit) == nullptr ? in_memory : hidden[unit]).push_back({mine, mine.grad()});
+  }
+  std::ranges::for_each(hidden, hide);
+  if (!in_memory.empty()) step();
+  hide(in_memory);
+  std::vector<std::size_t> due;
+  for (std::size_t unit = 0; unit < hidden.size(); ++unit) {
+    if (!hidden[unit].empty()) due.push_back(unit);
+  }
+  ShardFile* writing = nullptr;
+  for (std::size_t k = 0; k < due.size(); ++k) {
+    ShardFile& file = *in_file(due[k])->file;
+    file.read_ahead();
+    if (k + 1 < due.size()) in_file(due[k + 1])->file->read_ahead();
+    file.bring();
+    show(hidden[due[k]]);
+    step();
+    hide(hidden[due[k]]);
+    if (writing != nullptr) writing->finish();
+    writing = is_sharded(due[k]) ? &file : nullptr;  // else reshard() writes it
+    if (writing != nullptr) writing->write_behind();
+  }
+  if (writing != nullptr) writing->finish();
 }
 
 std::int64_t FlatParameterList::parameter_bytes() const {
