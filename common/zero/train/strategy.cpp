@@ -21,7 +21,6 @@ using memory::Charge;
 
 namespace {
 
-
 // Text that must be equal on all ranks, one property per line.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
   std::string text = fmt::format(
