@@ -10,7 +10,8 @@
 # Else the folder has solution.*, check.cpp, and without a patch starter.*. FUNCTIONS in C++ are <file> <id>.cpp, and
 # exercise_<id>::check() there takes an Answer, which <id>.hpp declares, with a pointer to each. Numbers are <id>.txt;
 # check() takes Numbers. LIBRARIES is what answer and check.cpp link besides the grader.
-# Tests of ctest prove that the solution is right, and that the starter and each wrong answer fail by their sentence.
+# The exercise's test proves that the solution is right, and that the starter and each wrong answer fail by their
+# sentence.
 
 # zero_apply_patch(<program> <patch> <output>): <output> becomes <program> with <patch> applied, at every build.
 # git takes a patch as it is only where it finds no repository.
@@ -98,18 +99,14 @@ function(zero_add_exercise id)
   foreach(name answer sentence IN ZIP_LISTS names files sentences)
     string(REPLACE ANSWER "${answer}" main "${program}")
     string(APPEND text "namespace answer_${id}_${name} {\n${main}}\n")
-    string(APPEND table "  {\"${id} ${name}\", &answer_${id}_${name}::main},\n")
-    zero_add_test(exercise.${id}.${name} COMMAND ${chapter}_answers "${id} ${name}" LABELS exercise ${chapter}
-      PROPERTIES PASS_REGULAR_EXPRESSION "${sentence}")
+    string(APPEND table "  {\"${id} ${name}\", &answer_${id}_${name}::main, R\"~(${sentence})~\"},\n")
   endforeach()
   string(APPEND text "static const zero::testing::Answers answers_${id}({\n${table}});\n")
+  zero_add_test(exercise.${id} COMMAND ${chapter}_answers ${id} LABELS exercise ${chapter})
   file(CONFIGURE OUTPUT "${build}/answers.cpp" CONTENT "@text@" @ONLY)
   set_source_files_properties("${mine}" ${files} PROPERTIES HEADER_FILE_ONLY ON)
   add_executable(exercise_${id} EXCLUDE_FROM_ALL "${build}/mine.cpp" "${mine}")
-  # Built again at each save: -Og takes a quarter less time than -O3.
-  target_compile_options(exercise_${id} PRIVATE ${ZERO_WARNINGS} "$<$<CONFIG:Release>:-Og>")
-  target_precompile_headers(exercise_${id} REUSE_FROM zero_exercise_pch)
-  target_link_libraries(exercise_${id} PRIVATE zero_grading ${ARG_LIBRARIES})
+  zero_configure_small_program(exercise_${id} zero_grading ${ARG_LIBRARIES})
   target_include_directories(exercise_${id} PRIVATE "${folder}")
   add_custom_target(exercise_${id}_files DEPENDS ${files})
   set(all_answers ${chapter}_answers)

@@ -99,8 +99,8 @@ def main(cmake, generator, compiler, torch, build):
             assert path not in file.read_text(), f"{file} names {path}"
     for example in EXAMPLES:
         run(cmake, "-G", generator, "-S", SOURCE / "examples" / example, "-B", work / example,
-            "-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_PREFIX_PATH={work}/installed",
-            f"-DZERO_TORCH_ROOT={torch}")
+            "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",  # -O3 takes a third longer
+            f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_PREFIX_PATH={work}/installed", f"-DZERO_TORCH_ROOT={torch}")
         run(cmake, "--build", work / example)
 
     # The engine: stopped after step 12 it resumes from the checkpoint of step 10, and ends where a run ends that was

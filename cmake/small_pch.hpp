@@ -1,4 +1,4 @@
-// What an answer to an exercise includes in any case.
+// What small programs and answers to exercises include in any case.
 #pragma once
 
 #include <fmt/format.h>
