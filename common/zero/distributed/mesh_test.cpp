@@ -295,7 +295,7 @@ TEST(MeshMessages, OfAnAxisNameRanksOfTheWorld) {
 }
 
 TEST(MeshMessages, OfALostRankNameRanksOfTheWorld) {
-  for (const char* transport : {"host", "shared", "tcp"}) {
+  for (const char* transport : {"host", "tcp"}) {
     SCOPED_TRACE(transport);
     const testing::SetVariable chosen("ZERO_TRANSPORT", transport);
     const auto exits = testing::ranks_ended({.world_size = 4}, [](Communicator& world) {
