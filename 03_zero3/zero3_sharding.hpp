@@ -35,8 +35,8 @@ class Zero3Sharding : public train::Strategy {
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override { pre_forward(unit); }
   void gather(std::size_t unit) override;
-  /// Drops what this rank does not own. What it owns cannot be read through the model either, so
-  /// that a read in the wrong place is an error on all ranks.
+  /// Drops the parameters that this rank does not own. Its own ones cannot be read through the
+  /// model either, so that a read in the wrong place is an error on all ranks.
   void drop(std::size_t unit) override;
 
  private:

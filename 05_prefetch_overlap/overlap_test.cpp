@@ -25,7 +25,7 @@ using testing::Toy;
 using testing::trained;
 using testing::whole_weights;
 
-// Whatever arrives late, and whoever is late, must not change a bit.
+// No late message and no late rank may change a bit.
 void random_delays(int seeds) {
   for (int seed = 0; seed < seeds; ++seed) {
     on_ranks(3, [seed](dist::Communicator& communicator) {
@@ -118,7 +118,7 @@ TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
       EXPECT_EQ(run.strategy.lookahead(), 0);  // timed on demand
       run.step(s);
     }
-    // Whatever this machine makes of it.
+    // The number depends on the machine.
     const std::int64_t found = run.strategy.lookahead();
     EXPECT_LE(found, static_cast<std::int64_t>(run.strategy.list().units.size()));
     dist::verify_same(communicator, "the lookahead", std::to_string(found));

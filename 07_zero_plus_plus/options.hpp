@@ -23,7 +23,7 @@ struct ZeroPlusPlusOptions {
   /// integers of `gradient_bits` (4 or 8) bits.
   bool quantize_gradients = false;
   std::int64_t gradient_bits = 4;
-  /// Number of parameters that share a scale where they are quantized; even.
+  /// Number of quantized parameters that share a scale; even.
   std::int64_t quantization_block = 2048;
   /// Number of elements of a gradient that share one; even. Fewer, because 4 bits round what is
   /// small beside the largest of a block to 0, in each step.

@@ -94,8 +94,8 @@ void QuantizedGradients::average(const at::Tensor& sum, const at::Tensor& shard)
 }
 
 // Ranks send an infinity as NaN, so an infinity in `sum` comes from adding up. NaN has been noted
-// by the rank that sent it. On a device the host would wait: what is not finite there is found once
-// a step, in the averages.
+// by the rank that sent it. On a device the host would wait here: there the averages are checked,
+// once a step.
 void QuantizedGradients::note_overflow(const at::Tensor& sum) const {
   if (sum.numel() == 0 || !sum.is_cpu()) return;
   const auto [least, most] = at::aminmax(sum);

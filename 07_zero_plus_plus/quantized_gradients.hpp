@@ -22,8 +22,8 @@ namespace zero {
 /// so that the sum of a shard leaves a group once. With two groups of two ranks rank 0 sends the
 /// shards in the order 0 2 1 3, the first two to itself.
 ///
-/// What is added is what was sent, this rank's own part included, in the order of ranks inside a
-/// group and then in the order of groups. So the average does not depend on who owns the shard.
+/// Ranks add up the values as they were sent, rounded, also their own part, in the order of ranks
+/// inside a group and then in the order of groups. So the average does not depend on the owner.
 class QuantizedGradients final : public train::GradientTransfer {
  public:
   /// `mesh`: the groups, axes "replica" and "shard"; it must outlive this object, and so must

@@ -149,7 +149,7 @@ TEST_P(QgzOnMesh, IsWithinTheBoundOfTwoHopsOfTheTrueMean) {
   });
 }
 
-// All shards alike: whoever adds one up gets the same bits.
+// All shards alike: the bits do not depend on the rank that adds a shard up.
 TEST_P(QgzOnMesh, DoesNotDependOnTheOwner) {
   const Shape shape = GetParam();
   on_formats(shape, [&](dist::Communicator& communicator, int bits, at::ScalarType dtype) {

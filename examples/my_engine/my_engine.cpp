@@ -53,7 +53,7 @@ void train(zero::dist::Communicator& communicator, const std::string& folder, in
   nn::SeededValues first_values(/*seed=*/42);
   zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
                       {.overlap = {.stage = 3}, .clip_norm = 1.0}, &first_values);
-  engine.load(folder);  // nothing to do where there is no checkpoint yet
+  engine.load(folder);  // does nothing if there is no checkpoint yet
   while (engine.steps() < steps) {
     const at::Tensor loss = engine.forward(batch_of(communicator.rank(), engine.steps()));
     engine.backward(loss);

@@ -43,7 +43,7 @@ TEST_P(MixedPrecisionScale, ALossScaleChangesNothingInFloat32) {
   });
 }
 
-// An infinity or NaN in one element of one gradient of one rank, whoever owns the parameter.
+// An infinity or NaN in one element of one gradient of one rank, which need not own the parameter.
 void plant(Session& session, int rank, std::size_t index, double value) {
   session.strategy().passes().observe_gradients(
       [&session, rank, index, value](std::size_t i, const at::Tensor& gradient) {

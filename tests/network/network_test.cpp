@@ -406,8 +406,8 @@ TEST(Network, InterfaceIsTheOneThatTheVariableNames) {
   }
   const auto barrier = [](dist::Communicator& communicator) { communicator.barrier(); };
   const auto name_alone = [](int) { return std::string("127.0.0.1"); };
-  // Whoever connects is refused at once. Whoever waits to be connected to is ended by the launcher:
-  // Gloo waits for five times the limit there.
+  // A rank that connects is refused at once. A rank that waits for a connection is ended by the
+  // launcher: Gloo waits for five times the limit there.
   std::string said;
   for (const dist::RankExit& exit : on_two_hosts(name_alone, std::chrono::seconds(3), barrier)) {
     EXPECT_FALSE(exit.ok());

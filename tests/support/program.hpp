@@ -30,7 +30,7 @@ class Program {
   Program(const std::vector<std::string>& arguments,
           const std::map<std::string, std::string>& variables = {}) {
     pid_ = ::fork();
-    // On both sides: whoever comes first.
+    // In both processes, because either may come first.
     ::setpgid(pid_, pid_);
     if (pid_ != 0) return;
     const int log = ::open(log_path().c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);

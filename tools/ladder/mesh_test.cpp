@@ -98,7 +98,7 @@ TEST(LadderMesh, PartitionedCheckpointsChangeNoBitAndAreGatheredOnce) {
   EXPECT_EQ(sent_by(parts, "tensor", 0) - sent_by(whole, "tensor", 0), kLayers * kActivations / 2);
 }
 
-// The digest is of the whole model, whoever holds it.
+// The digest is of the whole model, whichever ranks hold it.
 TEST(LadderMesh, StagesHaveTheBitsOfTheWholeModel) {
   const TestFolder folder;
   const std::string run = kQuick + "--modes ddp,zero2,engine2 --validation 0.0005 ";

@@ -5,8 +5,8 @@
 
 namespace zero::base {
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo): the same on every machine, which std::hash is not. Not for
-/// what somebody might forge. `hash`: of what comes before the text.
+/// FNV-1a, 64 bits (Fowler, Noll, Vo): the same on every machine, which std::hash is not. It does
+/// not protect against forgery. `hash`: that of the text before this one.
 constexpr std::uint64_t fnv1a(std::string_view text, std::uint64_t hash = 14695981039346656037ULL) {
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
   return hash;

@@ -19,7 +19,8 @@ constexpr double kMib = 1 << 20;
 constexpr double kMostMib = 1e9;
 constexpr double kMostCount = 9e15;  // every whole number up to here is a double
 
-// Accepts 5e8 as well as 500000000. What is no whole number is less than any that is right.
+// Accepts 5e8 as well as 500000000. The result is the least number there is if `value` is no whole
+// number, so that no limit from below allows it.
 std::int64_t as_count(const nlohmann::json& value) {
   const double number = value.is_number() ? value.get<double>() : 0.5;
   const bool whole = number == std::floor(number) && std::abs(number) <= kMostCount;

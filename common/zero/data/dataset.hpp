@@ -58,7 +58,7 @@ inline constexpr std::int64_t kReviewClasses = 5;
 
 /// Classification of labelled texts, padded on the right to the longest text of the batch.
 ///
-/// A batch has inputs int64 [B, S] with S the longest length in it (1 where B = 0), targets int64
+/// A batch has inputs int64 [B, S] with S the longest length in it (1 if B = 0), targets int64
 /// [B], lengths int64 [B], loss_terms = B. Padding holds the records' pad id.
 class ReviewDataset : public Dataset {
  public:

@@ -20,8 +20,8 @@ class StoreExchange;
 /// One way of carrying tensors between the ranks of a group: what a Communicator calls. It has
 /// checked the arguments, and counts and times; a backend moves bytes and adds them up.
 ///
-/// What an operation means, and which pieces of tensors it concerns, is at the function of
-/// Communicator with the same name. A backend is not called for one rank, unless works_alone(). Two
+/// The function of Communicator with the same name says what an operation means, and which pieces
+/// of tensors it concerns. A backend is not called for one rank, unless works_alone(). Two
 /// collectives of different ranks with different Call::fingerprint must not take each other's data.
 class Backend {
  public:
@@ -47,7 +47,7 @@ class Backend {
   virtual void synchronize() {}
 
   /// Bytes that this rank sends to other hosts in this call for `tensor`, which it reduces, gathers
-  /// or broadcasts; nothing: what Communicator says that it sends to each rank there.
+  /// or broadcasts. Nothing: the bytes that Communicator counts for each rank there.
   virtual std::optional<std::int64_t> sent_between_hosts(const Call&, const at::Tensor&) const {
     return std::nullopt;
   }
@@ -87,7 +87,7 @@ struct Connection {
   ReductionOrder order = ReductionOrder::kRankOrdered;
   std::unique_ptr<Backend> cpu = {};          ///< null for one rank
   std::unique_ptr<Backend> device = {};       ///< for all other tensors; null: `cpu` has them too
-  std::shared_ptr<StoreExchange> store = {};  ///< null: the others would say what this rank says
+  std::shared_ptr<StoreExchange> store = {};  ///< null: exchange() returns this rank's text for all
   /// The connection of a group, of which this rank is rank `rank`.
   std::function<Connection(int rank, const std::vector<int>& ranks, const std::string& label)>
       split = {};

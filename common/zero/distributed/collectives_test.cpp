@@ -235,7 +235,7 @@ TEST(RankOrder, ReductionsThatOverlapUseEachOthersScratch) {
   });
 }
 
-// Whatever is added up together, wherever it begins, and by whatever it is divided.
+// For any number of terms, any begin in memory, and any divisor.
 TEST(RankOrder, SumsAreThoseOfLibTorchToTheLastBit) {
   at::manual_seed(5);
   for (const auto dtype : {at::kFloat, at::kDouble}) {

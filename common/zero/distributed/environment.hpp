@@ -14,7 +14,7 @@ struct RankEnvironment {
   int local_world_size = 1;
   std::string master_address = "127.0.0.1";
   int master_port = 29500;
-  /// True where torchrun's agent serves the store: every rank is a client, rank 0 too.
+  /// True if torchrun's agent serves the store: every rank is a client, rank 0 too.
   bool store_is_served = false;
   /// How often the launcher has restarted all ranks. Its store still holds the keys of earlier
   /// starts.

@@ -18,13 +18,13 @@ class NotFinite {
   std::vector<bool> take();
   /// Notes that rank `rank` contributed such a value. For sums that no communicator makes.
   void note(int rank);
-  /// For backends: `sum` of `contributions`, of these ranks, is not finite. Rank -1: that one is a
-  /// sum, and what made it has noted whose fault it is. `overwritten_finite`: whether the
-  /// contribution that `sum` has overwritten, if any, was finite.
+  /// For backends: `sum` of `contributions`, of these ranks, is not finite. Rank -1: the
+  /// contribution is a sum itself, and the reduction that made it has noted the ranks at fault.
+  /// `overwritten_finite`: whether the contribution that `sum` has overwritten, if any, was finite.
   void find(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
             const std::vector<int>& ranks, bool overwritten_finite);
 
-  /// From now on what is noted counts for `parent` too, where rank r is rank `ranks`[r].
+  /// From now on notes of rank r count for `parent` too, as notes of its rank `ranks`[r].
   void set_parent(NotFinite* parent, std::vector<int> ranks) {
     parent_ = parent;
     ranks_ = std::move(ranks);

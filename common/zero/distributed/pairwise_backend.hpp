@@ -31,7 +31,7 @@ struct Pieces {
 void add_up(const Call& call, const at::Tensor& sum, const std::vector<at::Tensor>& contributions);
 
 /// Collectives between pairs of ranks (docs/benchmarks.md compares them with Gloo's own): it says
-/// which part of a tensor goes to which rank. What derives from it carries the parts.
+/// which part of a tensor goes to which rank. Derived classes carry the parts.
 class PairwiseBackend : public Backend {
  public:
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override;

@@ -13,7 +13,7 @@
 namespace zero::dist {
 namespace {
 
-// Elements [begin, begin + length) of a piece, less where the piece ends earlier.
+// Elements [begin, begin + length) of a piece, fewer if the piece ends earlier.
 at::Tensor cut(const at::Tensor& piece, std::int64_t begin, std::int64_t length) {
   const std::int64_t from = std::min(begin, piece.numel());
   return piece.narrow(0, from, std::min(length, piece.numel() - from));

@@ -36,14 +36,14 @@ std::string_view name(ReduceType type);
 struct Reduction {
   // NOLINTNEXTLINE(google-explicit-constructor): reduce(…, ReduceOp::kSum) reads best.
   Reduction(ReduceOp o = ReduceOp::kAverage, ReduceType t = ReduceType::kOwn) : op(o), type(t) {}
-  /// The last of several reductions, each inside other groups of the same ranks: what is added are
-  /// sums, and `ranks` is the number of ranks in all of them, by which the result is divided once.
+  /// The last of several reductions, each inside other groups of the same ranks. It adds up sums of
+  /// `ranks` ranks in all, and divides the result by that number once.
   static Reduction average_of_sums(int ranks, ReduceType type) {
     Reduction last(ReduceOp::kAverage, type);
     last.ranks = ranks;
     return last;
   }
-  /// What the sum is divided by in a group of `size` ranks.
+  /// The number by which the sum is divided in a group of `size` ranks.
   int divisor(int size) const { return op == ReduceOp::kSum ? 1 : ranks > 0 ? ranks : size; }
 
   ReduceOp op;

@@ -79,7 +79,7 @@ class Work {
 
   /// Blocks until this rank can read its results. Peers may still read the tensors that this rank
   /// passed in: do not write or free them before wait() has returned as well. Throws as wait()
-  /// does. The same as wait() where the transport makes no difference.
+  /// does. Over some transports it is the same as wait().
   void wait_output();
 
   /// False once waited on.

@@ -163,7 +163,7 @@ class Loader {
   void check_tensor(int rank, const std::string& kind, const SavedBuffer& saved) const {
     const safetensors::File& file = files_.at(rank);
     const auto& entry = file.info(stored_name(kind, saved.name));
-    // What belongs to a parameter is flat in the manifest.
+    // The manifest has a shape for buffers, and a number of elements for tensors of a parameter.
     const bool fits =
         kind == kBufferKind ? entry.shape == saved.shape : entry.elements() == saved.shape.front();
     if (fits && c10::toString(entry.dtype) == saved.dtype) return;

@@ -202,8 +202,8 @@ void remove_older(const fs::path& folder, const std::string& newest, int keep) {
   remove_step_folders(folder, kept);
 }
 
-// Rank 0, after a failure: removes what was begun, unless the manifest was replaced and only what
-// followed failed.
+// Rank 0, after a failure: removes the unfinished step folder, unless the manifest that names it is
+// there and only a later action failed.
 void give_up(const fs::path& folder, const std::string& step_folder) {
   const auto now = current(folder);
   if (!now || now->folder != step_folder) remove_step_folder(folder / step_folder);
@@ -220,8 +220,8 @@ std::string failure(const fs::path& folder) {
   return fmt::format("the checkpoint {} cannot be saved", folder.string());
 }
 
-// Everything before a file is written: what goes into the files of all ranks, and a folder for
-// them.
+// Everything before a file is written: makes the manifest, which says what each rank's file will
+// hold, and the folder for the files.
 Manifest prepare(train::Strategy& strategy, const fs::path& folder, const CheckpointInfo& info,
                  int keep, const std::string& when) {
   dist::Communicator& ranks = strategy.mesh().world();

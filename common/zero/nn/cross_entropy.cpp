@@ -30,7 +30,7 @@ void for_each_block(const at::Tensor& logits, F function) {
   }
 }
 
-// `classes` [N, 1]: targets, 0 where they are ignored. On a device the kernel that reads them
+// `classes` [N, 1]: targets, 0 for one that is ignored. On a device the kernel that reads them
 // checks them; a check here would make the host wait in every forward.
 void require_classes(const at::Tensor& classes, std::int64_t count) {
   if (classes.numel() == 0 || !classes.is_cpu()) return;

@@ -16,12 +16,12 @@
 
 namespace zero::nn {
 
-/// Chooses the units of a plain module: returns the dotted paths of modules inside it. What is in
-/// none of them belongs to the root. All ranks must choose alike; a strategy checks it.
+/// Chooses the units of a plain module: returns the dotted paths of modules inside it. Parameters
+/// in none of them belong to the root. All ranks must choose alike; a strategy checks it.
 using UnitRule = std::function<std::vector<std::string>(const torch::nn::Module& module)>;
 
 /// Each element of a ModuleList or Sequential, and each other child with at least `bytes` of
-/// parameters; a child that has such a list inside is looked into instead.
+/// parameters. If a child has such a list inside, the rule holds inside the child instead.
 UnitRule default_units(std::int64_t bytes = 1 << 20);
 /// The modules with these paths; `*` stands for any part of a path between dots: "layers.*".
 /// @throws zero::Error, when the rule is used, for a name that no module has.

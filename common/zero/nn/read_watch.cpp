@@ -114,8 +114,8 @@ void ReadWatch::run(const std::function<void()>& pass) {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-// LibTorch turns what a callback throws into a warning. So it is kept, and nothing more is
-// gathered.
+// LibTorch turns an exception of a callback into a warning. So the exception is kept, and nothing
+// more is gathered.
 std::unique_ptr<at::ObserverContext> ReadWatch::before(const at::RecordFunction& operation) {
   if (active == nullptr || active->error_ || Unwatched::active()) return nullptr;
   const Units units = active->units_of(operation.inputs());

@@ -227,7 +227,7 @@ class MasterWeights final : public Optimizer {
     if (!masters.empty()) at::_foreach_copy_(masters, parameters);
   }
 
-  // The program may have written into the parameter: what is not the rounded master is new.
+  // The program may have written into the parameter: a value that is not the rounded master is new.
   static void follow(const TwoByteSlot& slot) {
     const memory::Charge charge(memory::Category::kOther);
     const at::Tensor parameter = memory::raw(slot.parameter), master = memory::raw(slot.master);

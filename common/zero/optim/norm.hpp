@@ -19,7 +19,7 @@ std::vector<double> squared_norms(const std::vector<at::Tensor>& tensors);
 std::vector<double> largest_magnitudes(const std::vector<at::Tensor>& tensors);
 
 /// The L2 norm of a gradient whose parts have these squared norms (in parameter order, the same on
-/// all ranks), in double: round it once where it is to be a float.
+/// all ranks), in double. A caller that needs a float rounds it once.
 double norm_from_squares(const std::vector<double>& squares);
 
 /// The factor that limits the norm to `max_norm`: 1 if it is within the limit, max_norm / (norm +

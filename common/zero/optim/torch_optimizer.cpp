@@ -25,7 +25,7 @@ using Numbers = std::map<std::string, double>;
 using StateTensors = std::map<std::string, at::Tensor*>;
 
 // The numbers that an optimizer goes by beside its learning rate, the names of the tensors that it
-// keeps of a parameter, and those tensors, of which some are undefined where it does not keep them.
+// keeps of a parameter, and those tensors. A tensor that it does not keep is undefined.
 
 Numbers numbers_of(const to::SGDOptions& o) {
   return {{"momentum", o.momentum()},

@@ -180,7 +180,7 @@ std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
   return groups;
 }
 
-// The first tensor rank counts what all of them hold, with the same gradient.
+// Tensor ranks hold some parameters whole, with the same gradient: the first rank counts these.
 bool AveragedGradients::counts_here(std::size_t index) const {
   return mesh_.tensor().rank() == 0 || list_.parameters[index].placement.is_cut();
 }

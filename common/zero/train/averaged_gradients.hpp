@@ -104,7 +104,7 @@ class AveragedGradients {
   std::vector<bool> used_;               // by parameter: by this rank, in this reduction
   std::vector<at::Tensor> accumulated_;  // by parameter: averages of earlier micro-batches
   std::vector<bool> sources_;  // by rank: whose gradients were not finite, as seen by this rank
-  std::vector<double> norms_;  // of own(), where read() has read them; else empty
+  std::vector<double> norms_;  // of own(), if read() has read them; else empty
   bool suspect_ = false;       // some gradient may not be finite; the same on all ranks
 };
 

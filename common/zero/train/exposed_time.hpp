@@ -12,7 +12,7 @@ double sum(std::span<const double> values);
 
 /// Lookahead k: while unit i computes, the gathers of units up to i + k are in flight.
 ///
-/// The published rule for equal units, k* = ceil(T_gather / T_compute); 0 where nothing has to be
+/// The published rule for equal units, k* = ceil(T_gather / T_compute); 0 if nothing has to be
 /// gathered. It gives every gather a link of its own.
 std::int64_t lookahead(double gather_seconds, double compute_seconds);
 

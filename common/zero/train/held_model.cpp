@@ -101,8 +101,8 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments)
   } catch (const Error& error) {
     wrong = error.what();
   }
-  // Ranks where the model is well send another text in the constructor's comparison, so this throws
-  // on all ranks.
+  // A rank whose model is right sends another text in the constructor's comparison, so that all
+  // ranks throw.
   arguments.mesh.verify_same_in_stage(kModelOrStrategy, wrong);
   throw Error(wrong);
 }

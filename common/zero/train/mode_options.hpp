@@ -18,7 +18,7 @@ struct ReadOptions {
 /// read.
 ReadOptions read_mode_options(const std::string& text);
 
-/// Those of `first`, and of `second` where it has the key too.
+/// The keys of both. A key that both have gets the value of `second`.
 std::string merged(const std::string& first, const std::string& second);
 
 /// Reads the block "zero_optimization" of a DeepSpeed configuration (the whole file, or the block
@@ -27,7 +27,7 @@ std::string merged(const std::string& first, const std::string& second);
 ///
 ///     stage                               stage
 ///     overlap_comm                        false: one bucket in flight at most, lookahead 0
-///     reduce_bucket_size                  bucket_mib (elements: of 2 bytes where fp16 or bf16 is
+///     reduce_bucket_size                  bucket_mib (elements: of 2 bytes if fp16 or bf16 is
 ///                                         enabled, else of 4)
 ///     stage3_prefetch_bucket_size         0: lookahead 0
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)

@@ -160,7 +160,7 @@ TEST(FakeBackend, WhatIsReceivedComesFromTheSourceAndOnesOwnChunkFromOneself) {
   });
 }
 
-// Whoever reads too early must not be lucky here.
+// A read that comes too early must be noticed here.
 TEST(FakeBackend, NothingIsThereBeforeItIsWaitedFor) {
   on_ranks(1, [](Communicator&) {
     Communicator c = connect_fake(1, 3, [](at::Tensor received) {

@@ -14,9 +14,9 @@
 
 namespace zero::dist {
 
-/// CPU tensors between ranks of several hosts (HostRoutes): what goes to another host goes there
-/// once, and on to the ranks of the host by a HostBackend. What HostRoutes does not take, `direct`
-/// carries.
+/// CPU tensors between ranks of several hosts (HostRoutes): a piece goes to another host once, and
+/// on to the ranks of that host by a HostBackend. `direct` carries the calls that HostRoutes does
+/// not take.
 ///
 /// Threads take the steps of all these collectives (HostTask), one after the other in the order in
 /// which they were started, which is the same on all ranks. So they go on while this rank computes,

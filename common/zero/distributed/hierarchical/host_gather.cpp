@@ -11,7 +11,7 @@ HostGather::HostGather(const HostLinks& links, const Call& call, const at::Tenso
   const int host = routes.host_of(links_.rank), place = routes.place_of(links_.rank);
   const bool gathers = call_.operation == Operation::kAllGather;
   const auto rows = output.flatten().chunk(gathers ? routes.hosts() : 1);
-  // What this host has needs no message.
+  // Pieces of this host need no message.
   steps_.push_back({rows[static_cast<std::size_t>(gathers ? host : 0)], input.flatten(),
                     MessageSet(links_.messages, call_)});
   for (int h = 0; h < routes.hosts(); ++h) {

@@ -8,8 +8,8 @@
 
 namespace zero::dist {
 
-/// An all-gather or broadcast over hosts (HostRoutes). What goes to another host is on its way at
-/// once; the thread passes on what arrives.
+/// An all-gather or broadcast over hosts (HostRoutes). Messages to other hosts start at once; the
+/// thread passes on those that arrive.
 class HostGather final : public HostTask {
  public:
   HostGather(const HostLinks& links, const Call& call, const at::Tensor& output,

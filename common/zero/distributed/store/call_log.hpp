@@ -22,7 +22,7 @@
 
 namespace zero::dist {
 
-// What is said of a peer that failed, wherever it is noticed.
+// Messages about a peer that failed.
 
 /// Nothing came from `peer` within the time limit.
 std::string peer_is_late(int peer, std::chrono::milliseconds timeout);

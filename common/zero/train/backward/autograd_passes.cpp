@@ -97,8 +97,8 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
   if (!schedule_) return;
   schedule_->end_units();
   reshard_all();  // before reductions allocate
-  // What this rank's batch did not use goes as zeros: other ranks may have gradients there, and
-  // wait for this one.
+  // Parameters that this rank's batch did not use send zeros: other ranks may have gradients of
+  // them, and wait for this one.
   schedule_->reduce_rest();
 }
 
@@ -179,7 +179,7 @@ void AutogradPasses::end_other_pass() {
 void AutogradPasses::forget_gradients() {
   has_gradients_ = false;
   if (schedule_) schedule_->give_up();
-  // Which units a backward() that threw has left whole differs between ranks, as what it reduced.
+  // A backward() that threw has left other units whole on each rank, and reduced other gradients.
   if (last_threw_) reshard_all();  // and once more in the next forward()
 }
 

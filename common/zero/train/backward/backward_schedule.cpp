@@ -172,7 +172,7 @@ void BackwardSchedule::reduce_rest() {
 void BackwardSchedule::give_up() {
   if (std::exchange(in_backward_, false)) {
     // An exception has left backward(), at the same place on all ranks. Until then a rank may have
-    // reduced what others, whose batches leave out a parameter, have not: all reduce all.
+    // reduced items that others have not, whose batches leave out a parameter: all reduce all.
     forget_uses();
     for (const std::size_t k : order_) reduce_in_order(k);
   }

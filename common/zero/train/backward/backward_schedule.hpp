@@ -22,8 +22,8 @@ namespace zero::train {
 /// gathers. Reductions may not: if a rank's batch leaves a parameter out, the rank never completes
 /// that item. It would reduce it after the next gather, the other ranks before. So the items of a
 /// unit are reduced in the unit's turn: from its first gradient until another unit begins. By then
-/// all gradients of the unit have come, because autograd runs first what was made last. No gather
-/// happens within a turn, so it does not matter when in its turn a rank reduces.
+/// all gradients of the unit have come, because autograd runs the latest operations first. No
+/// gather happens within a turn, so it does not matter when in its turn a rank reduces.
 ///
 /// There are two exceptions. A unit that is used several times has its turn in its last backward.
 /// Units inside another one are gathered during its backward, so its own items are reduced when it
@@ -83,8 +83,8 @@ class BackwardSchedule {
   void gradient_ready(std::size_t parameter);
   /// Autograd is done: no unit is in its backward any more.
   void end_units();
-  /// Reduces, in order, what has not been reduced yet. Other ranks may have gradients where this
-  /// one has none.
+  /// Reduces, in order, the items that have not been reduced yet. Other ranks may have gradients
+  /// that this one lacks.
   void reduce_rest();
 
   /// Makes the next backward begin anew. If the last one did not reach end_units(), reduces what it

@@ -8,7 +8,7 @@
 
 namespace zero::train {
 
-/// Which units' parameters are in use beyond what their own hooks say, so that a strategy keeps
+/// Units whose parameters are in use though their own hooks do not say so, so that a strategy keeps
 /// them whole: units held for reading (Strategy::unshard()), units whose forward is running, and
 /// units gathered for a pass of autograd other than Strategy::backward(). Sends nothing.
 class UnitUse {
