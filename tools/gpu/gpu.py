@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -59,7 +60,9 @@ def all_steps(programs, out):
         return lambda _: {"modes": len(json.loads((out / f"{name}.json").read_text())["modes"])}
 
     def events(_):
-        return {"events": len(json.loads((out / "trace.engine3.rank0.json").read_text())["traceEvents"])}
+        of = Counter(event.get("cat") for event in
+                     json.loads((out / "trace.engine3.rank0.json").read_text())["traceEvents"])
+        return {"operations": of["cpu_op"], "kernels": of["kernel"], "copies": of["gpu_memcpy"]}
 
     def suite(pattern):
         return program("cuda_test", "--gtest_brief=1", f"--gtest_filter={pattern}")

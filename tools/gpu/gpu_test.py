@@ -96,6 +96,15 @@ class Steps(unittest.TestCase):
         self.assertEqual(gpu.exit_code(rows), 77)
         self.assertEqual(gpu.exit_code([*rows, {"result": "passed"}]), 1, "a GPU that some do not see")
 
+    def test_the_trace_must_have_what_the_gpu_did(self):
+        trace = next(one for one in gpu.all_steps(Path("bin"), self.out) if one.name == "ladder, trace")
+        self.out.mkdir()
+        for kinds, result in ((["cpu_op", "kernel", "gpu_memcpy"], "passed"),
+                              (["cpu_op"], 'failed: bad figures: {"operations": 2, "kernels": 0, "copies": 0}')):
+            events = [{"cat": kind} for kind in 2 * kinds]
+            (self.out / "trace.engine3.rank0.json").write_text(json.dumps({"traceEvents": events}))
+            self.assertEqual(gpu.judge(trace, 0, "")[0], result)
+
     def test_take_ten_minutes_at_most(self):
         steps = gpu.all_steps(Path("bin"), Path("out"))
         self.assertLessEqual(sum(one.limit for one in steps), 600)

@@ -404,7 +404,7 @@ class RankRun {
   train::StepResult last_step(const std::vector<data::Batch>& batches) {
     const PictureOptions& pictures = options_.pictures;
     std::optional<plots::Trace> trace;
-    if (!pictures.trace.empty()) trace.emplace(&world_);
+    if (!pictures.trace.empty()) trace.emplace(&world_, device_);
     // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
     // it.
     if (!pictures.memory_timeline.empty()) world_.barrier();

@@ -1,5 +1,7 @@
 #include "trace.hpp"
 
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -81,11 +83,13 @@ base::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
 
 }  // namespace
 
-Trace::Trace(dist::Communicator* communicator) : communicator_(communicator) {
+Trace::Trace(dist::Communicator* communicator, at::Device device)
+    : communicator_(communicator), device_(device) {
   // Silences the profiler's messages about its own starts and stops; its levels end at 6.
   ::setenv("KINETO_LOG_LEVEL", "9", /*overwrite=*/0);
   const ProfilerConfig config(ProfilerState::KINETO);
-  const std::set<ActivityType> activities = {ActivityType::CPU};
+  std::set<ActivityType> activities = {ActivityType::CPU};
+  if (device.is_cuda()) activities.insert(ActivityType::CUDA);
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
   if (communicator_ != nullptr) communicator_->times().record(&activities_);
@@ -101,6 +105,9 @@ void Trace::stop_activities() {
 }
 
 void Trace::finish(const fs::path& file) {
+  if (device_.is_cuda() && at::hasCUDA()) {
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  }
   recording_ = false;
   stop_activities();
   const auto result = profiler::disableProfiler();

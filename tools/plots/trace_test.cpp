@@ -37,26 +37,29 @@ void multiply(const char* range) {
   at::matmul(large, large);
 }
 
+// Of a GPU too, where there is none.
 TEST(Trace, HoldsWhatRanBetweenStartAndFinish) {
-  on_ranks(1, [](dist::Communicator&) {
-    const TestFolder folder;
-    multiply("before");
-    {
-      const Trace dropped;
-      multiply("dropped");
-    }
-    EXPECT_FALSE(torch::profiler::impl::profilerEnabled());
-    Trace trace;
-    multiply("inside");
-    multiply("inside");
-    trace.finish(folder / "new/trace.json");
-    multiply("after");
-    const auto names = names_in(folder / "new/trace.json");
-    EXPECT_EQ(count(names, "inside"), 2);
-    EXPECT_EQ(count(names, "aten::mm"), 6);
-    EXPECT_EQ(count(names, "before") + count(names, "dropped") + count(names, "after"), 0);
-    EXPECT_EQ(folder.listing().size(), 2U);  // it and its folder
-  });
+  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+    on_ranks(1, [device](dist::Communicator& communicator) {
+      const TestFolder folder;
+      multiply("before");
+      {
+        const Trace dropped;
+        multiply("dropped");
+      }
+      EXPECT_FALSE(torch::profiler::impl::profilerEnabled());
+      Trace trace(&communicator, at::Device(device, 0));
+      multiply("inside");
+      multiply("inside");
+      trace.finish(folder / "new/trace.json");
+      multiply("after");
+      const auto names = names_in(folder / "new/trace.json");
+      EXPECT_EQ(count(names, "inside"), 2);
+      EXPECT_EQ(count(names, "aten::mm"), 6);
+      EXPECT_EQ(count(names, "before") + count(names, "dropped") + count(names, "after"), 0);
+      EXPECT_EQ(folder.listing().size(), 2U);  // it and its folder
+    });
+  }
 }
 
 // The only event of a trace with this phase and name.
