@@ -190,9 +190,8 @@ TEST_P(EmulatedOffload, LeavesNoOptimizerStateOnTheDevice) {
       EXPECT_LE(held - formula.total(), 64);  // the loss
       EXPECT_GE(held, formula.total());
       if (stage == 3) {
-        const std::int64_t padded = formula.parameters;
-        EXPECT_EQ(formula.total(), 2 * padded);
-        EXPECT_LE(padded - run.updated_bytes(), 1024);
+        EXPECT_GE(formula.total(), 2 * run.updated_bytes());
+        EXPECT_LE(formula.total(), 2 * run.updated_bytes() + 2048);  // padding
       }
     }
   });
