@@ -44,17 +44,17 @@ EngineConfig config_of(int stage, const std::string& offload) {
 
 struct OffloadRun {
   OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
-             at::ScalarType dtype, const optim::OptimizerFactory& optimizer)
+             at::ScalarType dtype, const optim::OptimizerFactory& optimizer, std::size_t layers = 2)
       : rank(communicator.rank()),
         device(device),
-        toy(moved(device, dtype)),
+        toy(moved(device, dtype, layers)),
         engine(*toy.model, communicator, optimizer, config, &toy.values) {}
   OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
              at::ScalarType dtype = at::kFloat)
       : OffloadRun(communicator, device, config, dtype, adamw_of(dtype)) {}
 
-  static Toy moved(at::Device device, at::ScalarType dtype) {
-    Toy toy(nn::MlpConfig{.hidden = {61, 61}, .dtype = dtype});
+  static Toy moved(at::Device device, at::ScalarType dtype, std::size_t layers) {
+    Toy toy(nn::MlpConfig{.hidden = std::vector<std::int64_t>(layers, 61), .dtype = dtype});
     move_to(device, *toy.model);
     return toy;
   }
@@ -190,18 +190,18 @@ TEST_P(EmulatedOffload, LeavesNoOptimizerStateOnTheDevice) {
       EXPECT_LE(held - formula.total(), 64);  // the loss
       EXPECT_GE(held, formula.total());
       if (stage == 3) {
-        const std::int64_t padded = formula.parameters;
-        EXPECT_EQ(formula.total(), 2 * padded);
-        EXPECT_LE(padded - run.updated_bytes(), 1024);
+        EXPECT_GE(formula.total(), 2 * run.updated_bytes());
+        EXPECT_LE(formula.total(), 2 * run.updated_bytes() + 2048);  // padding
       }
     }
   });
 }
 
-// Each bucket is copied when the next one is reduced.
+// Each bucket is copied when the next one is reduced: of eight layers the last five at least.
 TEST_P(EmulatedOffload, GradientsLeaveWhileBackwardRuns) {
   on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
-    OffloadRun run(communicator, kDevice, config_of(stage, "host"));
+    OffloadRun run(communicator, kDevice, config_of(stage, "host"), at::kFloat,
+                   adamw_of(at::kFloat), /*layers=*/8);
     run.step(0);
     const optim::Optimizer& optimizer = run.engine.strategy().optimizer();
     const std::int64_t before = optimizer.offload_traffic().to_host_bytes;
