@@ -225,25 +225,31 @@ TEST_P(DelayedUpdate, TheEndHasNoGradientLeft) {
   });
 }
 
-// The update of a step ends when the forward of the next one has begun, and not before.
+// Each waits for the other: an update for the backward of the next step to have ended, whose
+// gradients it must not use, and that step for the update.
 TEST_P(DelayedUpdate, IsMadeWhileTheNextStepIsComputed) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    std::atomic<int> begun = 0, updates = 0;
+    std::atomic<int> backwards = 0, updates = 0;
+    const auto wait_until = [](const std::atomic<int>& count, int least) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (count < least && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+      EXPECT_GE(count, least);
+    };
     EngineRun run(communicator, late_after(0, stage), hooked(optim::adamw(), [&] {
-                    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-                    const int needed = ++updates + 1;
-                    while (begun < needed && std::chrono::steady_clock::now() < end) {
-                      std::this_thread::yield();
-                    }
-                    EXPECT_GE(begun, needed);
+                    wait_until(backwards, updates + 2);
+                    ++updates;
                   }));
+    OneProcess alone(communicator.size(), 0);
     for (int number = 0; number < 4; ++number) {
-      ++begun;
-      run.step(number);
+      run.engine.backward(run.forward(number));
+      ++backwards;
+      wait_until(updates, number);
+      EXPECT_TRUE(run.engine.step());
+      alone.step(number);
     }
-    ++begun;
-    EXPECT_FALSE(run.weights().empty());
-    EXPECT_EQ(updates, 4);
+    ++backwards;
+    alone.finish();
+    EXPECT_TRUE(same_bits(run.weights(), alone.weights()));
   });
 }
 
