@@ -282,6 +282,26 @@ TEST_P(DelayedUpdate, FailsOnAllRanksInTheNextStep) {
     fails = run.rank == 1;
     run.step(2);
     expect_error([&] { run.step(3); }, {"the update failed, load a checkpoint: rank 1: no more"});
+    expect_error([&] { run.engine.strategy().finish_update(); },
+                 {"rank 1: an update on the host has failed: load a checkpoint", "no more"});
+  });
+}
+
+TEST_P(DelayedUpdate, IsRefusedWhereRanksReadParametersAtOtherTimes) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    EngineRun run(communicator, late_after(0, 3));
+    run.step(0);
+    const auto read_inside = [&] {
+      const train::UnshardedParameters whole(run.engine.strategy(), 0);
+      return at::Tensor();
+    };
+    expect_error([&] { run.engine.forward(read_inside); },
+                 {"UnshardedParameters inside forward() or backward()", "leave out one"});
+    if (GetParam() == 1) return;
+    dist::Mesh mesh(communicator, {{"pipeline", GetParam()}});
+    Toy toy;
+    expect_error([&] { Engine(*toy.model, mesh, optim::adamw(), late_after(0, 1), &toy.values); },
+                 {"a late update (offload_delay_after)", "without a pipeline axis"});
   });
 }
 

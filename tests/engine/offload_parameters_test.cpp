@@ -164,7 +164,7 @@ TEST_P(OffloadParameters, MoveTheBytesOfTheFormula) {
       Engine engine(*toy.model, communicator, optim::adamw(), config, &toy.values);
       Overlap& strategy = overlap(engine.strategy());
       for (int step = 0; step < 3; ++step) {
-        const auto states = [&] { return optim::offload_traffic(strategy.optimizer()); };
+        const auto states = [&] { return strategy.optimizer().offload_traffic(); };
         const optim::OffloadTraffic before = strategy.parameter_traffic(), of_states = states();
         const std::int64_t read = of_system("read_bytes:"), written = of_system("write_bytes:");
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {

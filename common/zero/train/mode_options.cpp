@@ -98,8 +98,7 @@ void read_offload(base::Keys& block, OverlapOptions& ours, std::vector<std::stri
   block.field("offload_param", [entry, is_off, &block, &ours, &notes](const Json& value) {
     if (is_off(value)) return;
     if (entry(value, "device") == "cpu") {
-      notes.emplace_back(
-          "offload_param to \"cpu\" changes nothing: parameters stay on the device");
+      notes.emplace_back("offload_param to \"cpu\" changes nothing: parameters stay on the device");
       return;
     }
     const Json path = entry(value, "nvme_path");

@@ -78,6 +78,12 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
     if (make) optimizer_ = make(parameters);
     if (!optimizer_) throw Error("there is no optimizer: the function that makes it returned none");
     optim::check_settings(optimizer_->settings());
+    // Its stages read parameters at times of their own; to finish an update they all have to.
+    if (optimizer_->may_be_late() && mesh_.pipeline().size() > 1) {
+      throw Error(
+          "a late update (offload_delay_after) needs a mesh without a pipeline axis: leave out "
+          "one");
+    }
     std::string groups;
     for (const nn::Parameter& p : list_.parameters) {
       groups += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
@@ -191,7 +197,13 @@ void Strategy::unshard(std::size_t unit) {
   if (unit >= list_.units.size()) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
-  if (!passes_.is_running()) finish_update();
+  if (!passes_.is_running()) {
+    finish_update();
+  } else if (optimizer_->may_be_late()) {
+    throw Error(
+        "UnshardedParameters inside forward() or backward() with late updates "
+        "(offload_delay_after): leave out one");
+  }
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();  // the caller may write where other ranks read until now
   passes_.use().hold(unit);

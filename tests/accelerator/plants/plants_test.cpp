@@ -23,7 +23,7 @@ struct Plant {
   std::vector<std::string> words;  ///< of the finding
   at::ScalarType dtype = at::kFloat;
   bool checkpoints = false;  ///< of a Llama, on the host
-  bool shows = false;  ///< in the values, too: they are poison
+  bool shows = false;        ///< in the values, too: they are poison
 };
 
 void PrintTo(const Plant& plant, std::ostream* out) { *out << plant.name; }

@@ -115,9 +115,9 @@ class HostUpdate final : public Optimizer {
         delay_after_(delay_after) {
     for (const at::Tensor& p : parameters) slots_.add(slot_of(p));
     inner_->replace([this](const at::Tensor& p) { return twin_of(p); });
-    const bool averages = has_weight_average(*inner_);
-    in_parts_ = !inner_->is_offloaded() && !averages;
-    if (averages && delay_after != kNoDelay) {
+    averages_ = has_weight_average(*inner_);
+    in_parts_ = !inner_->is_offloaded() && !averages_;
+    if (averages_ && delay_after != kNoDelay) {
       throw Error("with_weight_average() goes with updates in time: leave out offload_delay_after");
     }
   }
@@ -156,52 +156,15 @@ class HostUpdate final : public Optimizer {
   }
 
   void step() override {
-    const at::NoGradGuard no_grad;
-    finish_update();
-    HostSlots due, late;
-    std::int64_t all = 0;
-    for (HostSlot& slot : slots_) {
-      if (!slot.parameter.grad().defined()) continue;
-      const bool waits = may_be_late() && inner_->steps(slot.twin) >= delay_after_;
-      (waits ? late : due).push_back(&slot);
-      if (!waits) all += slot.parameter.numel();
-    }
-    follow_parameters(due);
-    follow_parameters(late);
-    finish_taking();
-    bus_.wait();
-    bus_.begin();  // what goes back waits for those who read; the host does not
-    const auto end = c10::make_scope_exit([this] { bus_.end(); });
-    HostSlots part;
-    std::int64_t elements = 0;
-    for (HostSlot* const slot : due) {
-      part.push_back(slot);
-      elements += slot->parameter.numel();
-      if (slot != due.back() && (!in_parts_ || elements < all / kParts)) continue;
-      update(std::exchange(part, {}));
-      elements = 0;
-    }
-    if (!late.empty()) update_later(late);
+    refuse_after_failure([this] { update_all(); });
   }
 
   bool may_be_late() const override { return delay_after_ != kNoDelay; }
 
   bool finish_update() override {
-    if (late_.empty()) return false;
-    const at::NoGradGuard no_grad;
-    const HostSlots late = std::exchange(late_, {});
-    const auto hide = c10::make_scope_exit([&] { hide_gradients(late); });
-    meanwhile_.get();
-    for (const HostSlot* const slot : late) {
-      if (slot->version == slot->parameter._version()) continue;
-      throw Error(
-          "a parameter was written while its update was late (offload_delay_after): write under "
-          "UnshardedParameters, which waits for it");
-    }
-    bus_.begin();
-    send_back(late);
-    bus_.end();
-    return true;
+    bool was_late = false;
+    refuse_after_failure([&] { was_late = finish_late(); });
+    return was_late;
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
@@ -219,6 +182,7 @@ class HostUpdate final : public Optimizer {
   }
 
   States state(const at::Tensor& parameter) const override {
+    verify_not_failed();
     wait_for_late();
     return inner_->state(twin_of(parameter));
   }
@@ -231,9 +195,11 @@ class HostUpdate final : public Optimizer {
     return inner_->steps(twin_of(parameter));
   }
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
+    wait_for_late();
     return inner_->state_bytes(twin_of(parameter));
   }
   std::size_t group_of(const at::Tensor& parameter) const override {
+    wait_for_late();
     return inner_->group_of(twin_of(parameter));
   }
   Settings settings() const override { return inner_->settings(); }
@@ -250,12 +216,16 @@ class HostUpdate final : public Optimizer {
   }
 
   OffloadTraffic offload_traffic() const override {
+    wait_for_late();
     OffloadTraffic traffic = inner_->offload_traffic();
     traffic.to_host_bytes = to_host_bytes_;
     traffic.to_device_bytes = to_device_bytes_;
     return traffic;
   }
-  void stream_offloaded() override { inner_->stream_offloaded(); }
+  void stream_offloaded() override {
+    wait_for_late();
+    inner_->stream_offloaded();
+  }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps, const States& states) override {
     forget_late();
@@ -263,12 +233,14 @@ class HostUpdate final : public Optimizer {
     for (const auto& [name, state] : states) here[name] = state.cpu();
     inner_->load_state(twin_of(parameter), steps, here);
     slots_.find(parameter)->version = HostSlot::kUnknown;
+    failure_.clear();
   }
 
   void set_gradient_scale(double scale) override {
-    if (std::exchange(gradient_scale_, scale) == scale) return;
+    if (gradient_scale_ == scale) return;
     wait_for_late();
     inner_->set_gradient_scale(scale);
+    gradient_scale_ = scale;
   }
   void set_learning_rate(double rate) override {
     wait_for_late();
@@ -280,6 +252,81 @@ class HostUpdate final : public Optimizer {
   }
 
  private:
+  // What has failed may have updated some parameters: load_state() makes them whole again.
+  template <typename Function>
+  void refuse_after_failure(const Function& function) {
+    verify_not_failed();
+    try {
+      function();
+    } catch (const std::exception& error) {
+      failure_ = message_of(error);
+      throw;
+    }
+  }
+  void verify_not_failed() const {
+    if (failure_.empty()) return;
+    throw Error("an update on the host has failed: load a checkpoint. The error was: " + failure_);
+  }
+
+  void update_all() {
+    const at::NoGradGuard no_grad;
+    finish_late();
+    HostSlots due, late;
+    std::int64_t all = 0;
+    for (HostSlot& slot : slots_) {
+      if (!slot.parameter.grad().defined()) continue;
+      const bool waits = may_be_late() && inner_->steps(slot.twin) >= delay_after_;
+      (waits ? late : due).push_back(&slot);
+      if (!waits) all += slot.parameter.numel();
+    }
+    follow_parameters(due);
+    follow_parameters(late);
+    if (averages_) follow_parameters(averaged_without_gradient());
+    finish_taking();
+    bus_.wait();
+    bus_.begin();  // what goes back waits for those who read; the host does not
+    const auto end = c10::make_scope_exit([this] { bus_.end(); });
+    HostSlots part;
+    std::int64_t elements = 0;
+    for (HostSlot* const slot : due) {
+      part.push_back(slot);
+      elements += slot->parameter.numel();
+      if (slot != due.back() && (!in_parts_ || elements < all / kParts)) continue;
+      update(std::exchange(part, {}));
+      elements = 0;
+    }
+    if (!late.empty()) update_later(late);
+  }
+
+  bool finish_late() {
+    if (late_.empty()) return false;
+    const at::NoGradGuard no_grad;
+    const HostSlots late = std::exchange(late_, {});
+    const auto hide = c10::make_scope_exit([&] { hide_gradients(late); });
+    meanwhile_.get();
+    for (const HostSlot* const slot : late) {
+      if (slot->version == slot->parameter._version()) continue;
+      throw Error(
+          "a parameter was written while its update was late (offload_delay_after): write under "
+          "UnshardedParameters, which waits for it");
+    }
+    bus_.begin();
+    send_back(late);
+    bus_.end();
+    return true;
+  }
+
+  // Parameters that an average goes on to follow.
+  HostSlots averaged_without_gradient() {
+    HostSlots slots;
+    for (HostSlot& slot : slots_) {
+      if (!slot.parameter.grad().defined() && !inner_->state_types(slot.twin).empty()) {
+        slots.push_back(&slot);
+      }
+    }
+    return slots;
+  }
+
   // Undefined if it does not hold the parameter.
   at::Tensor twin_of(const at::Tensor& parameter) const {
     const HostSlot* const slot = slots_.find(parameter);
@@ -368,7 +415,9 @@ class HostUpdate final : public Optimizer {
   std::int64_t to_host_bytes_ = 0;
   std::int64_t to_device_bytes_ = 0;
   std::int64_t delay_after_;
+  bool averages_;  // whether the inner one averages weights
   bool in_parts_;  // whether a step may be several of the inner one
+  std::string failure_;
   double gradient_scale_ = 1;
   HostSlots late_;               // what is updated meanwhile
   std::future<void> meanwhile_;  // that update
