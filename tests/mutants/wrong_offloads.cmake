@@ -1,8 +1,8 @@
 # Writes wrong_offloads.cpp: for each mutant the library's offload with one line changed, in a namespace of its own.
 set(folder "${PROJECT_SOURCE_DIR}/common/zero/optim/offload")
 set(right "")
-foreach(file block_io.hpp tile_file.hpp tile_store.hpp host_update.hpp offloaded.hpp block_io.cpp tile_file.cpp
-        tile_store.cpp host_update.cpp offloaded.cpp)
+foreach(file block_io.hpp tile_file.hpp tile_store.hpp offloaded.hpp block_io.cpp tile_file.cpp
+        tile_store.cpp offloaded.cpp)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${folder}/${file}")
   file(READ "${folder}/${file}" text)
   string(APPEND right "${text}")
