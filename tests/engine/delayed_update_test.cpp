@@ -4,6 +4,7 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/linear.h>
 
 #include <atomic>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/test_folder.hpp>
@@ -287,21 +289,27 @@ TEST_P(DelayedUpdate, FailsOnAllRanksInTheNextStep) {
   });
 }
 
-TEST_P(DelayedUpdate, IsRefusedWhereRanksReadParametersAtOtherTimes) {
+TEST_P(DelayedUpdate, IsRefusedIfParametersAreReadInsideAPass) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    EngineRun run(communicator, late_after(0, 3));
-    run.step(0);
-    const auto read_inside = [&] {
-      const train::UnshardedParameters whole(run.engine.strategy(), 0);
-      return at::Tensor();
-    };
-    expect_error([&] { run.engine.forward(read_inside); },
-                 {"UnshardedParameters inside forward() or backward()", "leave out one"});
-    if (GetParam() == 1) return;
-    dist::Mesh mesh(communicator, {{"pipeline", GetParam()}});
-    Toy toy;
-    expect_error([&] { Engine(*toy.model, mesh, optim::adamw(), late_after(0, 1), &toy.values); },
-                 {"a late update (offload_delay_after)", "without a pipeline axis"});
+    torch::nn::Linear net(3, 3);
+    Engine engine(*net, communicator, optim::adamw(), late_after(0, 3));
+    expect_error(
+        [&] {
+          engine.forward([&] {
+            const train::UnshardedParameters whole(engine.strategy(), 0);
+            return at::Tensor();
+          });
+        },
+        {"UnshardedParameters inside forward() or backward()", "leave out one"});
+  });
+}
+
+TEST(DelayedUpdateOnAPipelineAxis, IsRefused) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const ThreeAxes axes(communicator, 2);
+    expect_error(
+        [&] { PipelineRank(axes, {.mode = "engine1:offload=host:offload_delay_after=0"}); },
+        {"a late update (offload_delay_after)", "without a pipeline axis"});
   });
 }
 
