@@ -239,8 +239,6 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
         [address = env.master_address, store_options]() -> StorePtr {
           return c10::make_intrusive<c10d::TCPStore>(address, store_options);
         });
-  } catch (const Error& error) {
-    throw Error(fmt::format("rank {} does not find the others: {}", env.rank, error.what()));
   } catch (const std::exception& error) {
     const std::string cause = first_line(error.what());
     if (store_options.isServer && cause.find("listen") != std::string::npos) {
