@@ -5,6 +5,15 @@
 namespace zero {
 
 void declare(base::Keys& keys, OverlapOptions& o) {
+  const auto place = [&keys](const char* key, const char* right, std::string& chosen) {
+    keys.field(
+        key,
+        [&keys, &chosen, key, right](const base::Keys::Json& value) {
+          if (!value.is_string() || value == "") keys.refuse(key, value, right);
+          chosen = value.get<std::string>();
+        },
+        [&chosen] { return base::Keys::Json(chosen); });
+  };
   keys.count_if(
       "stage", [](std::int64_t n) { return 0 <= n && n <= 3; }, "0, 1, 2 or 3", o.stage);
   keys.mib("bucket_mib", o.bucket_bytes);
@@ -15,28 +24,12 @@ void declare(base::Keys& keys, OverlapOptions& o) {
   keys.flag("keep_buffers", o.keep_buffers);
   keys.flag("keep_gradients", o.keep_gradients);
   keys.flag("defer_parameter_gather", o.defer_parameter_gather);
-  keys.field(
-      "offload",
-      [&keys, &o](const base::Keys::Json& value) {
-        if (!value.is_string() || value == "") {
-          keys.refuse("offload", value, "\"none\", \"host\", or a folder for optimizer states");
-        }
-        o.offload = value.get<std::string>();
-      },
-      [&o] { return base::Keys::Json(o.offload); });
+  place("offload", "\"none\", \"host\", or a folder for optimizer states", o.offload);
   keys.mib("offload_tile_mib", o.offload_tile_bytes);
   keys.count_or("offload_delay_after", "none", optim::kNoDelay, o.offload_delay_after);
   keys.require([&o] { return o.offload != "none" || o.offload_delay_after == optim::kNoDelay; },
                "offload_delay_after without offload; take offload = host or a folder");
-  keys.field(
-      "offload_parameters",
-      [&keys, &o](const base::Keys::Json& value) {
-        if (!value.is_string() || value == "") {
-          keys.refuse("offload_parameters", value, "\"none\", or a folder for parameters");
-        }
-        o.offload_parameters = value.get<std::string>();
-      },
-      [&o] { return base::Keys::Json(o.offload_parameters); });
+  place("offload_parameters", "\"none\", or a folder for parameters", o.offload_parameters);
 }
 
 }  // namespace zero
