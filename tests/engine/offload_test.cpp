@@ -1,6 +1,6 @@
 // Optimizer states on a disk, or on the host of ranks on the CPU: the engine and every mode with
-// these options have the bits of the same one in memory; checkpoints go from one to the other; and
-// what fails on one rank is an error on all, after which nothing goes on but a checkpoint.
+// these options have the bits of the same one in memory; checkpoints go from one to the other. A
+// fault of one rank is an error on all, and then all need a checkpoint.
 
 #include <fmt/format.h>
 #include <sys/resource.h>

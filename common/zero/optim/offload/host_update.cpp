@@ -316,7 +316,7 @@ class HostUpdate final : public Optimizer {
     return true;
   }
 
-  // Parameters that an average goes on to follow.
+  // Parameters without a gradient in this step whose average the inner optimizer keeps.
   HostSlots averaged_without_gradient() {
     HostSlots slots;
     for (HostSlot& slot : slots_) {
@@ -347,7 +347,8 @@ class HostUpdate final : public Optimizer {
     }
   }
 
-  // Makes twins at their first update, and gives them what the program has written into parameters.
+  // Makes a twin before its first update, and copies a parameter to its twin again if the program
+  // has written into the parameter.
   void follow_parameters(const HostSlots& due) {
     for (HostSlot* const slot : due) {
       if (slot->version == slot->parameter._version()) continue;
@@ -390,7 +391,7 @@ class HostUpdate final : public Optimizer {
     show_gradients(late);
     for (HostSlot* const slot : late) std::swap(slot->gradient, slot->late);
     late_ = late;
-    // Without a launch policy: if the system has no thread left, whoever waits updates.
+    // Without a launch policy: if the system has no thread left, the thread that waits updates.
     meanwhile_ = std::async([this] {
       const at::NoGradGuard no_grad;
       inner_->step();

@@ -27,8 +27,8 @@ namespace zero::optim {
 /// middle of a step leaves weights and states in part as before and in part updated. From then on
 /// step() and state() throw, until load_state() has restored every parameter: load a checkpoint.
 ///
-/// With OffloadOptions::delay_after the host updates while the program goes on, also on the CPU:
-/// finish_update() waits, and so do state(), load_state() and a new learning rate.
+/// With OffloadOptions::delay_after the host updates on a thread of its own, on the CPU as well.
+/// finish_update(), state(), load_state() and a new learning rate wait for it.
 ///
 /// state() of a disk returns copies. It goes around with_master_weights(). with_weight_average()
 /// may be inside, without a folder.
