@@ -29,8 +29,8 @@ class KeptOnHost {
   KeptOnHost(const KeptOnHost&) = delete;
   KeptOnHost& operator=(const KeptOnHost&) = delete;
 
-  /// The tensors, on the device, for the stream of keep(). Frees the host's memory, and a later call
-  /// throws zero::Error. With `again` it keeps that memory, and a later call returns them too.
+  /// The tensors, on the device, for the stream of keep(). Frees the host's memory, and a later
+  /// call throws zero::Error. With `again` it keeps that memory, and a later call returns them too.
   std::vector<at::Tensor> take(bool again);
 
  private:

@@ -73,9 +73,9 @@ class Strategy : public Shards, protected PassHooks {
 
   // What else a program may call.
 
-  /// If updates are late (OverlapOptions::offload_delay_after), writes the one that is still to come
-  /// into the parameters. unshard() outside of a pass and a checkpoint call it, so that they read
-  /// the newest weights. Called by all ranks; blocks.
+  /// If updates are late (OverlapOptions::offload_delay_after), writes the one that is still to
+  /// come into the parameters. unshard() outside of a pass and a checkpoint call it, so that they
+  /// read the newest weights. Called by all ranks; blocks.
   void finish_update();
 
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
