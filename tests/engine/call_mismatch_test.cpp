@@ -46,7 +46,7 @@ const std::vector<Mismatch> kMismatches = {{"SaveAndForward", kSave, kForward},
 class CallMismatch : public ::testing::TestWithParam<std::tuple<int, const char*, std::size_t>> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, CallMismatch,
                          ::testing::Combine(::testing::Values(2, 3),
-                                            ::testing::Values("auto", "shared", "tcp"),
+                                            ::testing::Values("auto", "tcp"),
                                             ::testing::Range<std::size_t>(0, kMismatches.size())),
                          [](const auto& info) {
                            return fmt::format("N{}_{}_{}", std::get<0>(info.param),

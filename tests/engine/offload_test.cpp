@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <thread>
@@ -150,7 +151,8 @@ TEST(OffloadEngine, HoldsTwoTilesOfOptimizerStates) {
 }
 
 // A limit of the process, because a cgroup takes root. It counts what is asked for, not what is
-// touched, with 8 MiB for the stack of each of the disk's threads.
+// touched, with 8 MiB for the stack of each of the disk's threads. It does not count memory that
+// ranks share.
 TEST(OffloadEngine, TrainsInMemoryThatStatesDoNotFitInto) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer asks for more memory than it uses";
@@ -171,10 +173,12 @@ TEST(OffloadEngine, TrainsInMemoryThatStatesDoNotFitInto) {
       run.steps(0, 2);
     });
   };
+  ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1);
   EngineConfig on_disk = offloaded(0, folder.path());
   on_disk.overlap.offload_tile_bytes = 1 << 20;
   for (const dist::RankExit& exit : exits_of(on_disk)) EXPECT_TRUE(exit.ok()) << exit.output;
   expect_errors(exits_of(in_memory(0)), HasSubstr("memory"));
+  ::unsetenv("ZERO_TRANSPORT");
 }
 
 // Rank 1's file loses some bytes: nobody can go on but from the checkpoint, in the same program.

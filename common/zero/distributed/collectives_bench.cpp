@@ -27,10 +27,6 @@
 #include <zero/distributed/rank_order.hpp>
 #include <zero/memory/accounting.hpp>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 namespace zero::dist {
 namespace {
 
@@ -223,17 +219,6 @@ std::int64_t memory_traffic(const std::string& operation, std::int64_t bytes, in
   return bytes * 2 * (n - 1);
 }
 
-void stream_copy(float* to, const float* from, std::int64_t n) {
-  std::int64_t i = 0;
-#ifdef __SSE2__
-  for (; i + 16 <= n; i += 16) {
-    for (int k = 0; k < 16; k += 4) _mm_stream_ps(to + i + k, _mm_loadu_ps(from + i + k));
-  }
-  _mm_sfence();
-#endif
-  std::copy(from + i, from + n, to + i);
-}
-
 constexpr std::int64_t kLeastRotated = 1 << 20, kRotated = 256 << 20;
 
 // Seconds of one call in each repetition, on this rank.
@@ -257,6 +242,7 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
     ranks.barrier();
     const auto started = std::chrono::steady_clock::now();
     for (std::int64_t c = 0; c < calls; ++c) call();
+    ranks.barrier();  // ranks that share a core begin late
     const auto time = std::chrono::steady_clock::now() - started;
     return std::chrono::duration<double>(time).count() / static_cast<double>(calls);
   };
@@ -271,7 +257,7 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
     if (!rotates) continue;
     times.copy.push_back(seconds_of([&] {
       const at::Tensor from = set().whole, to = set().whole;
-      stream_copy(to.mutable_data_ptr<float>(), from.const_data_ptr<float>(), from.numel());
+      copy_around_cache(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
     }));
   }
   run_checked(sets.front(), way);

@@ -42,8 +42,7 @@ struct Way {
   const char* backend;
   const char* transport;
 };
-const std::vector<Way> kWays = {
-    {"host", "gloo", "host"}, {"shared", "gloo", "shared"}, {"tcp", "gloo", "tcp"}};
+const std::vector<Way> kWays = {{"host", "gloo", "host"}, {"tcp", "gloo", "tcp"}};
 
 // What holds over each of them.
 class EachBackend : public ::testing::TestWithParam<std::tuple<Way, int>> {

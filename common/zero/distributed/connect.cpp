@@ -66,42 +66,28 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
-using Mode = HostTransport::TransportMode;
-
-Mode mode_of(const std::string& transport) {
-  const std::map<std::string, Mode> modes = {
-      {"auto", Mode::kAny}, {"host", Mode::kAny}, {"shared", Mode::kShared}, {"tcp", Mode::kNone}};
-  if (modes.count(transport) > 0) return modes.at(transport);
-  throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", transport));
-}
-
 std::string transport_of(const Place& place) {
-  return base::variable("ZERO_TRANSPORT").value_or(place.options.transport);
+  const std::string transport = base::variable("ZERO_TRANSPORT").value_or(place.options.transport);
+  if (transport == "auto" || transport == "host" || transport == "tcp") return transport;
+  throw Error(fmt::format("transport '{}' is unknown: auto, host or tcp", transport));
 }
 
 // The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
 // system allow.
 std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
   const std::string mode = tcp ? "tcp" : transport_of(place);
-  const Mode wanted = mode_of(mode);
   GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size,
                                    place.options.loopback, place.options.timeout);
   std::string reason;
-  auto transport = HostTransport::open(*place.store, wanted, reason);
-  if (mode == "host" && (transport == nullptr || transport->shares())) {
-    throw Error(
-        fmt::format("the ranks cannot read each other's memory: {}; choose transport "
-                    "auto, shared or tcp",
-                    reason));
-  }
-  if (mode == "shared" && transport == nullptr) {
-    throw Error(
-        fmt::format("the ranks cannot share memory: {}; choose transport auto or tcp", reason));
+  auto transport = HostTransport::open(*place.store, /*wanted=*/mode != "tcp", reason);
+  if (mode == "host" && transport == nullptr) {
+    throw Error(fmt::format(
+        "the ranks cannot read each other's memory: {}; choose transport auto or tcp", reason));
   }
   auto gloo =
       std::make_unique<GlooBackend>(place, std::move(group), fmt::format("TCP ({})", reason));
   if (transport == nullptr) return gloo;
-  return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo), reason);
+  return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo));
 }
 
 GlooBackend* gloo_in(Backend* backend) {

@@ -20,19 +20,14 @@ struct ConnectOptions {
   ReductionOrder order = ReductionOrder::kRankOrdered;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors too, where the build has it).
   std::string backend = "gloo";
-  /// How CPU tensors travel. "auto" takes the first of these that works on all ranks: copies
-  /// straight out of the peer's memory (ranks on one host, Linux, process_vm_readv), shared memory
-  /// (memfd_create), TCP. "host" requires the first, "shared" the second, else zero::Error; "tcp"
-  /// always uses TCP. The bits are the same in every case. The environment variable ZERO_TRANSPORT
-  /// overrides this.
-  ///
-  /// Where Linux lets only ancestors of a process read its memory (Yama, ptrace_scope 1), "auto"
-  /// and "host" make every rank allow it to all processes of the same user that descend from the
-  /// ranks' nearest common ancestor, usually their launcher, until the communicator is destroyed.
-  /// "shared" and "tcp" need no such permission.
+  /// How CPU tensors travel. "auto": ranks of one host (Linux, of one user, with one numbering of
+  /// processes) read each other's memory, from which the large blocks of the process are then
+  /// allocated (memory::SharedArena); all others use TCP. "host" requires the first, else
+  /// zero::Error; "tcp" always uses TCP. The bits are the same in every case. The environment
+  /// variable ZERO_TRANSPORT overrides this.
   std::string transport = "auto";
   /// How CPU tensors go to other hosts, if each has the same number of ranks, two or more, with
-  /// consecutive numbers, that can read each other's memory or share some. "direct": from each rank
+  /// consecutive numbers, that can read each other's memory. "direct": from each rank
   /// to each. "hierarchical": a gather or broadcast sends a piece to each other host once, a
   /// reduction passes its sum from host to host. "auto" takes for each operation what lets fewer
   /// bytes leave a host, and direct sends for small tensors. The bits are the same. "direct" on one

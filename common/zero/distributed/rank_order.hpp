@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct SumCheck {
 };
 SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            int divisor = 1);
+
+/// memcpy(). Large copies go around the cache: a store into it would first load the line that it
+/// overwrites. They end before it returns, for other processes too.
+void copy_around_cache(void* to, const void* from, std::size_t bytes);
 
 /// Whether there is no infinity and no NaN in a floating-point tensor. Without scratch memory:
 /// reductions are part of the memory peak.

@@ -14,6 +14,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/device_blocks.hpp>
+#include <zero/memory/shared_arena.hpp>
 #include <zero/memory/timeline.hpp>
 
 namespace zero::memory {
@@ -57,11 +58,28 @@ void add(Category category, std::int64_t bytes) {
 
 Header* header_of(void* data) { return static_cast<Header*>(data) - 1; }
 
+// Smaller blocks are copied when they are sent, which takes less than a tenth of a millisecond.
+constexpr std::size_t kLargeBlock = 1 << 20;
+
+// Optimizer states are never sent.
+void* take(std::size_t bytes) {
+  SharedArena* const arena = shared_blocks();
+  if (arena != nullptr && arena->is_mine() && bytes >= kLargeBlock &&
+      current_category != Category::kOptimizer) {
+    const auto offset = arena->allocate(static_cast<std::int64_t>(bytes));
+    if (offset) return arena->at(*offset);
+  }
+  return c10::alloc_cpu(bytes);
+}
+
 void free_block(void* data) {
   if (data == nullptr) return;
+  SharedArena* const arena = shared_blocks();
+  const bool is_shared = arena != nullptr && arena->contains(data);
+  if (is_shared && !arena->is_mine()) return;  // a forked child cannot read the header
   Header* header = header_of(data);
   add(header->category, -static_cast<std::int64_t>(header->bytes));
-  c10::free_cpu(header);
+  is_shared ? arena->free(arena->offset_of(header)) : c10::free_cpu(header);
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -70,7 +88,7 @@ class CountingAllocator final : public c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
     TORCH_CHECK(bytes <= std::numeric_limits<std::size_t>::max() - sizeof(Header), "allocation of ",
                 bytes, " bytes is too large");
-    auto* header = static_cast<Header*>(c10::alloc_cpu(bytes + sizeof(Header)));
+    auto* header = static_cast<Header*>(take(bytes + sizeof(Header)));
     header->bytes = bytes;
     header->category = current_category;
     add(header->category, static_cast<std::int64_t>(bytes));

@@ -105,16 +105,12 @@ void HostChain::receive_sum(std::size_t w) {
 
 // Adds the values of this host's ranks, one after the other, and passes the sum on.
 void HostChain::add(const Window& window, HostReads& reads) {
-  const at::Tensor room = links_.inside.host_transport().scratch().view(input_.scalar_type());
-  std::vector<at::Tensor> values;
+  std::vector<at::Tensor> read, values;
   std::vector<int> ranks;  // whose they are, for NotFinite
   for (int place = 0; place < links_.routes.per_host(); ++place) {
-    at::Tensor mine = part(window);
-    if (place != place_) {
-      mine = room.select(0, place < place_ ? place : place - 1).narrow(0, 0, window.length);
-      reads.read(place, window.begin, mine);
-    }
-    values.push_back(mine.to(sums_));
+    read.push_back(part(window));
+    if (place != place_) read.back() = reads.of(place, window.begin, read.back());
+    values.push_back(read.back().to(sums_));
     ranks.push_back(call_.adds_sums ? -1 : links_.routes.rank_at(host_, place));
   }
   if (!first()) {
@@ -131,6 +127,9 @@ void HostChain::add(const Window& window, HostReads& reads) {
   if (dtype != sums_) {
     at::Tensor(to).copy_(sum);
     check.finite = check.finite && all_finite(to);
+  }
+  for (int place = 0; place < links_.routes.per_host(); ++place) {
+    if (place != place_) reads.done(place, read[static_cast<std::size_t>(place)]);
   }
   if (!check.finite) not_finite_.find(sum, values, ranks, check.overwritten_finite);
   if (!last()) {

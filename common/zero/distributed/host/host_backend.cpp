@@ -9,10 +9,6 @@ namespace {
 using Stage = HostTransport::Stage;
 using Part = PairwiseBackend::Part;
 
-std::byte* writable_bytes(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.mutable_data_ptr());
-}
-
 // Broadcast, all-gather, all-to-all: each rank copies what it needs, then waits for its readers.
 class CopyWork final : public HostWork {
  public:
@@ -28,8 +24,7 @@ class CopyWork final : public HostWork {
     const auto before = incoming_.size();
     std::erase_if(incoming_, [this](const Part& part) {
       if (!reached(part.peer, Stage::kPosted)) return false;
-      transport_.read(part.peer, ticket(), part.offset, writable_bytes(part.tensor),
-                      static_cast<std::int64_t>(part.tensor.nbytes()), *this);
+      copy(part.peer, part.offset, part.tensor);
       return true;
     });
     if (before > 0 && incoming_.empty()) transport_.announce(ticket(), Stage::kFinished);
@@ -58,9 +53,8 @@ class CopyWork final : public HostWork {
   bool only_own_ = false;       // waits only for this rank's copies, not for its readers
 };
 
-// Reduce, reduce-scatter, all-reduce: the owner of a piece copies all contributions to it block by
-// block and adds the blocks in rank order while they are in the cache. With `gather` the other
-// ranks then copy the sum.
+// Reduce, reduce-scatter, all-reduce: the owner of a piece reads all contributions to it where they
+// lie and adds them up in rank order. With `gather` the other ranks then copy the sum.
 class ReduceWork final : public HostWork {
  public:
   ReduceWork(HostTransport& transport, const Call& call, Pieces pieces)
@@ -79,9 +73,7 @@ class ReduceWork final : public HostWork {
     const auto before = to_copy_.size();
     std::erase_if(to_copy_, [this](int peer) {
       if (!reached(peer, Stage::kReduced)) return false;
-      const at::Tensor piece = pieces_.of(peer);
-      transport_.read(peer, ticket(), offset(peer), writable_bytes(piece),
-                      static_cast<std::int64_t>(piece.nbytes()), *this);
+      copy(peer, offset(peer), pieces_.of(peer));
       return true;
     });
     const bool moved = summed || to_copy_.size() < before;
@@ -103,9 +95,9 @@ class ReduceWork final : public HostWork {
   }
 
  private:
-  // In bytes, of an element of the piece of rank `r`.
-  std::int64_t offset(int r, std::int64_t element = 0) const {
-    return (pieces_.bounds[static_cast<std::size_t>(r)] + element) *
+  // In bytes, of the piece of rank `r`.
+  std::int64_t offset(int r) const {
+    return pieces_.bounds[static_cast<std::size_t>(r)] *
            static_cast<std::int64_t>(posted().element_size());
   }
 
@@ -120,10 +112,17 @@ class ReduceWork final : public HostWork {
   bool sum_if_all_posted() {
     if (summed_ || first_that_did_not_post() != transport_.rank()) return false;
     const at::Tensor& output = pieces_.output;
-    const at::Tensor room = transport_.scratch().view(output.scalar_type());  // [size - 1, block]
-    const at::Tensor own = pieces_.of(transport_.rank());
-    for (std::int64_t begin = 0; begin < own.numel(); begin += room.size(1)) {
-      sum_block(room, own, begin, std::min(room.size(1), own.numel() - begin));
+    std::vector<at::Tensor> contributions;
+    for (int r = 0; r < transport_.size(); ++r) {
+      const at::Tensor own = pieces_.of(transport_.rank());
+      contributions.push_back(
+          r == transport_.rank() ? own
+                                 : transport_.data_of(r, ticket(), offset(transport_.rank()), own));
+    }
+    add_up(call(), output, contributions);
+    for (int r = 0; r < transport_.size(); ++r) {
+      if (r == transport_.rank()) continue;
+      transport_.done_reading(r, contributions[static_cast<std::size_t>(r)], *this);
     }
     summed_ = true;
     if (pieces_.gather) {
@@ -132,22 +131,6 @@ class ReduceWork final : public HostWork {
       transport_.announce(ticket(), Stage::kReduced);
     }
     return true;
-  }
-
-  void sum_block(const at::Tensor& room, const at::Tensor& own, std::int64_t begin,
-                 std::int64_t n) {
-    std::vector<at::Tensor> contributions;
-    for (int r = 0; r < transport_.size(); ++r) {
-      if (r == transport_.rank()) {
-        contributions.push_back(own.narrow(0, begin, n));
-        continue;
-      }
-      const at::Tensor block = room.select(0, r < transport_.rank() ? r : r - 1).narrow(0, 0, n);
-      transport_.read(r, ticket(), offset(transport_.rank(), begin), writable_bytes(block),
-                      static_cast<std::int64_t>(block.nbytes()), *this);
-      contributions.push_back(block);
-    }
-    add_up(call(), pieces_.output.narrow(0, begin, n), contributions);
   }
 
   void announce_if_finished() {
@@ -161,11 +144,11 @@ class ReduceWork final : public HostWork {
 
 }  // namespace
 
-void HostReads::read(int peer, std::int64_t begin, const at::Tensor& to) {
+at::Tensor HostReads::of(int peer, std::int64_t begin, const at::Tensor& shape) {
   transport_.wait([&] { return reached(peer, Stage::kPosted) ? -1 : peer; },
                   [this] { return what(); });
-  transport_.read(peer, ticket(), begin * static_cast<std::int64_t>(to.element_size()),
-                  writable_bytes(to), static_cast<std::int64_t>(to.nbytes()), *this);
+  return transport_.data_of(peer, ticket(), begin * static_cast<std::int64_t>(shape.element_size()),
+                            shape);
 }
 
 void HostReads::finish() {

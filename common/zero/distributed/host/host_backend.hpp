@@ -20,8 +20,11 @@ class HostReads final : public HostWork {
   HostReads(HostTransport& transport, const Call& call, at::Tensor tensor)
       : HostWork(transport, call, std::move(tensor), /*reads=*/true) {}
 
-  /// Copies the elements from `begin` on of the tensor of `peer`. Blocks until it has made its own.
-  void read(int peer, std::int64_t begin, const at::Tensor& to);
+  /// The elements from `begin` on of the tensor of `peer`, as many as `shape` has. Blocks until it
+  /// has made its own. End with done().
+  at::Tensor of(int peer, std::int64_t begin, const at::Tensor& shape);
+  /// Throws zero::Error if the peer was lost while `read`, of(), was in use.
+  void done(int peer, const at::Tensor& read) { transport_.done_reading(peer, read, *this); }
   /// Blocks until all have read what they want.
   void finish();
 
@@ -29,23 +32,19 @@ class HostReads final : public HostWork {
   int waits_for() const override;
 };
 
-/// CPU tensors between ranks of one machine. Collectives copy once, out of the peer's memory, where
-/// TCP copies twice; where the system forbids reading, twice through shared memory. The bits and
-/// the traffic counters are the same as over TCP ("sent" is what peers copied from this rank).
+/// CPU tensors between ranks of one machine, which read each other's tensors in place: collectives
+/// copy once, where TCP copies twice, and sums none at all. The bits and the traffic counters are
+/// the same as over TCP ("sent" is what peers read from this rank).
 class HostBackend final : public PairwiseBackend {
  public:
-  /// `other` carries messages between two ranks. `why_shared` says why memory is shared, if it is.
+  /// `other` carries messages between two ranks.
   HostBackend(const Place& place, std::unique_ptr<HostTransport> transport,
-              std::unique_ptr<Backend> other, std::string why_shared)
+              std::unique_ptr<Backend> other)
       : PairwiseBackend(place.rank, place.size),
-        why_shared_(std::move(why_shared)),
         other_(std::move(other)),
         transport_(std::move(transport)) {}
 
-  std::string transport() const override {
-    return transport_->shares() ? "shared memory within the host: " + why_shared_
-                                : "one copy within the host";
-  }
+  std::string transport() const override { return "one copy within the host"; }
   bool finds_not_finite() const override { return true; }
   void progress() override { transport_->progress(); }
 
@@ -62,7 +61,6 @@ class HostBackend final : public PairwiseBackend {
   }
 
  private:
-  std::string why_shared_;
   std::unique_ptr<Backend> other_;
   std::unique_ptr<HostTransport> transport_;
 };

@@ -1,24 +1,14 @@
-// What only ranks of one host have: reading each other's memory, or sharing some, in any order of
-// waiting.
+// What only ranks of one host have: reading each other's memory, in any order of waiting.
 
 #include <gmock/gmock.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <cstdarg>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
-#include <new>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -26,80 +16,8 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/distributed/host/read_permission.hpp>
-#include <zero/distributed/host/shared_arena.hpp>
-
-namespace zero::dist {
-namespace {
-
-// Yama with ptrace_scope 1, for processes that are forked while one lives: a process reads the
-// memory of its descendants, and of those that allow it to one of its ancestors. Most machines that
-// run these tests do not have it, and root would be asked nothing.
-struct Yama {
-  struct Entry {
-    std::atomic<int> pid;
-    std::atomic<long> allowed;  // what it gave with PR_SET_PTRACER last
-    std::atomic<int> calls;     // how often
-  };
-  std::array<Entry, 64> entries;
-
-  Entry& of(int pid) {
-    for (Entry& entry : entries) {
-      int free = 0;
-      if (entry.pid == pid || entry.pid.compare_exchange_strong(free, pid)) return entry;
-    }
-    std::abort();
-  }
-  bool may_read(int pid) {
-    const std::vector<int> above = lineage();
-    const auto is_above = [&](long other) {
-      return std::find(above.begin(), above.end(), other) != above.end();
-    };
-    const long allowed = of(pid).allowed;
-    return pid == ::getpid() || is_above(allowed) ||
-           allowed == static_cast<long>(PR_SET_PTRACER_ANY);
-  }
-};
-Yama* yama = nullptr;
-
-class YamaIsOn {
- public:
-  YamaIsOn() {
-    void* const memory = ::mmap(nullptr, sizeof(Yama), PROT_READ | PROT_WRITE,
-                                MAP_SHARED | MAP_ANONYMOUS, /*fd=*/-1, 0);
-    yama = new (memory) Yama{};
-  }
-  ~YamaIsOn() { ::munmap(std::exchange(yama, nullptr), sizeof(Yama)); }
-};
-
-}  // namespace
-}  // namespace zero::dist
-
-// In place of libc's, also for the library.
-extern "C" int prctl(int option, ...) noexcept {
-  std::va_list words;
-  va_start(words, option);
-  std::array<unsigned long, 4> w{};
-  for (unsigned long& word : w) word = va_arg(words, unsigned long);
-  va_end(words);
-  if (option == PR_SET_PTRACER && zero::dist::yama != nullptr) {
-    auto& entry = zero::dist::yama->of(::getpid());
-    entry.allowed = static_cast<long>(w[0]);
-    ++entry.calls;
-    return 0;
-  }
-  return static_cast<int>(::syscall(SYS_prctl, option, w[0], w[1], w[2], w[3]));
-}
-
-extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* to, unsigned long n_to,
-                                    const iovec* from, unsigned long n_from,
-                                    unsigned long flags) noexcept {
-  if (zero::dist::yama != nullptr && !zero::dist::yama->may_read(pid)) {
-    errno = EPERM;
-    return -1;
-  }
-  return ::syscall(SYS_process_vm_readv, pid, to, n_to, from, n_from, flags);
-}
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/shared_arena.hpp>
 
 namespace zero::dist {
 namespace {
@@ -128,7 +46,6 @@ void expect_sum(Communicator& c) {
 TEST(TransportChoice, IsUsedOrNotAsAskedAndSaysSo) {
   on_ranks(2, [](Communicator& c) {
     EXPECT_EQ(again(c, "host")->transport(), "one copy within the host");
-    EXPECT_THAT(again(c, "shared")->transport(), StartsWith("shared memory"));
     EXPECT_THAT(again(c, "tcp")->transport(), StartsWith("TCP"));
     EXPECT_THROW(again(c, "pigeon"), Error);
   });
@@ -142,11 +59,11 @@ TEST(TransportChoice, OneRankThatDoesNotWantItDecidesForAll) {
   });
 }
 
-// What a container's rules do where they allow no process to look into another.
-void forbid_reading_other_processes() {
+// What a container's rules do where they allow no memory without a file.
+void forbid_memory_without_a_file() {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
@@ -155,124 +72,65 @@ void forbid_reading_other_processes() {
   ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-TEST(TransportChoice, MemoryIsSharedWhereRanksMayNotReadEachOthers) {
+TEST(TransportChoice, IsTcpWhereMemoryCannotBeShared) {
+  ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1);  // so that the first connection shares none
   on_ranks(2, [](Communicator& c) {
-    if (c.rank() == 1) forbid_reading_other_processes();
+    if (c.rank() == 1) forbid_memory_without_a_file();
     EXPECT_THROW(again(c, "host"), Error);
     const auto group = again(c, "auto");
-    EXPECT_THAT(group->transport(), StartsWith("shared memory"));
-    EXPECT_THAT(group->transport(),
-                HasSubstr("rank 1: the system forbids reading the memory of rank 0"));
+    EXPECT_THAT(group->transport(), HasSubstr("rank 0: the memory of rank 1 cannot be read"));
     expect_sum(*group);
   });
+  ::unsetenv("ZERO_TRANSPORT");
 }
 
-class UnderYama : public ::testing::TestWithParam<int> {
- protected:
-  // The ranks are connected in another way first, which is none of this test's.
-  void SetUp() override { ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1); }
-  void TearDown() override { ::unsetenv("ZERO_TRANSPORT"); }
-  const YamaIsOn on_;
-};
-INSTANTIATE_TEST_SUITE_P(Ranks, UnderYama, ::testing::Values(2, 3));
-
-TEST_P(UnderYama, RanksAllowReadingToTheirLaunchersDescendantsWhileTheyAreConnected) {
-  on_ranks(GetParam(), [](Communicator& c) {
-    const Yama::Entry& mine = yama->of(::getpid());
-    auto group = again(c, "auto");
-    EXPECT_EQ(group->transport(), "one copy within the host");
-    EXPECT_EQ(mine.allowed, ::getppid());
-    expect_sum(*group);
-    // Another that lives longer goes on with what the first has asked for.
-    const auto second = again(c, "host");
-    group.reset();
-    c.barrier();
-    EXPECT_EQ(mine.allowed, ::getppid());
-    expect_sum(*second);
-  });
-}
-
-TEST_P(UnderYama, NobodyMayReadARankAfterItsCommunicator) {
-  on_ranks(GetParam(), [](Communicator& c) {
-    again(c, "auto").reset();
-    EXPECT_EQ(yama->of(::getpid()).allowed, 0);
-    EXPECT_EQ(yama->of(::getpid()).calls, 2);
-  });
-}
-
-TEST_P(UnderYama, SharedMemoryAndTcpNeedNoPermission) {
-  on_ranks(GetParam(), [](Communicator& c) {
-    for (const char* way : {"shared", "tcp"}) expect_sum(*again(c, way));
-    // One rank that wants to do without decides for all.
-    expect_sum(*again(c, c.rank() == 1 ? "shared" : "auto", "mixed"));
-    EXPECT_EQ(yama->of(::getpid()).calls, 0);
-  });
-}
-
-TEST_P(UnderYama, WhatCanBeReadWithoutIsNotAllowed) {
-  on_ranks(GetParam(), [](Communicator& c) {
-    yama->of(::getpid()).allowed = static_cast<long>(PR_SET_PTRACER_ANY);
-    c.barrier();
+// Tensors that peers read in place, and those that are copied for them: older than the transport,
+// small, or of an optimizer.
+TEST(TransportChoice, TensorsMayLieAnywhere) {
+  memory::install();
+  ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1);
+  on_ranks(3, [](Communicator& c) {
+    const auto is_shared = [](const at::Tensor& tensor) {
+      return memory::shared_blocks() != nullptr &&
+             memory::shared_blocks()->contains(tensor.const_data_ptr());
+    };
+    constexpr std::int64_t kLarge = 3 << 20;  // elements
+    std::vector<at::Tensor> tensors = {at::empty({kLarge})};
     const auto group = again(c, "host");
-    expect_sum(*group);
-    EXPECT_EQ(yama->of(::getpid()).calls, 0);
+    tensors.push_back(at::empty({kLarge}));
+    tensors.push_back(at::empty({kLarge}).narrow(0, 1, kLarge - 7));  // begins in no vector
+    tensors.push_back(at::empty({1001}));
+    {
+      const memory::Charge charge(memory::Category::kOptimizer);
+      tensors.push_back(at::empty({kLarge}));
+    }
+    const std::vector<bool> in_place = {false, true, true, false, false};
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(is_shared(tensors[i]), in_place[i]) << i;
+      const auto of = [&](int rank) {
+        return at::arange(tensors[i].numel()).remainder(127).to(at::kFloat) + rank;
+      };
+      const at::Tensor sum = of(0) + of(1) + of(2);
+      tensors[i].copy_(of(c.rank()));
+      group->all_reduce(tensors[i], Purpose::kGradient, ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(tensors[i], sum)) << i;
+      tensors[i].copy_(of(c.rank()));
+      group->broadcast(tensors[i], 1, Purpose::kParameter).wait();
+      EXPECT_TRUE(at::equal(tensors[i], of(1))) << i;
+    }
+    // What is read does not count as memory of the reader.
+    const std::int64_t before = memory::resident_set_bytes();
+    at::Tensor all = at::zeros({3, kLarge});
+    group->all_gather(all, tensors[1], Purpose::kParameter).wait();
+    const auto gathered = static_cast<std::int64_t>(all.nbytes());
+    EXPECT_LT(memory::resident_set_bytes() - before, gathered + gathered / 3);
   });
+  ::unsetenv("ZERO_TRANSPORT");
 }
 
-TEST(NearestCommonAncestor, IsTheFirstThatAllHave) {
-  EXPECT_EQ(nearest_common_ancestor({{9, 3, 1}, {8, 7, 3, 1}}), 3);
-  EXPECT_EQ(nearest_common_ancestor({{9, 3, 1}, {9, 3, 1}}), 9);
-  EXPECT_EQ(nearest_common_ancestor({{9, 3, 1}, {5, 1}, {3, 1}}), 1);
-  EXPECT_EQ(nearest_common_ancestor({{9, 3}, {8, 4}}), 0);
-  const std::vector<int> mine = lineage();
-  ASSERT_GE(mine.size(), 2U);
-  EXPECT_EQ(mine[0], ::getpid());
-  EXPECT_EQ(mine[1], ::getppid());
-}
-
-std::int64_t bytes_in_memory(const SharedArena& arena) {
-  struct stat state {};
-  EXPECT_EQ(::fstat(arena.file(), &state), 0);
-  return static_cast<std::int64_t>(state.st_blocks) * 512;
-}
-
-TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
-  SharedArena arena(bytes_of_this_machine());
-  const SharedArena seen(::getpid(), arena.file(), bytes_of_this_machine());
-  const std::string first(5000, 'a'), second(300, 'b'), third(4000, 'c');
-  const auto put = [&](const std::string& text) {
-    return arena.put(text.data(), static_cast<std::int64_t>(text.size()));
-  };
-  const auto holds = [&](std::int64_t offset, const std::string& text) {
-    return std::memcmp(seen.at(offset), text.data(), text.size()) == 0;
-  };
-  const std::int64_t one = put(first), two = put(second);
-  EXPECT_TRUE(holds(one, first) && holds(two, second));
-  arena.free(one);
-  const std::int64_t three = put(third);
-  EXPECT_LT(three, two);
-  EXPECT_TRUE(holds(two, second) && holds(three, third));
-  EXPECT_GT(put(first), two) << "the gap before it is too small now";
-}
-
-TEST(SharedArena, GivesMemoryBack) {
-  SharedArena arena(bytes_of_this_machine());
-  const std::string large(std::size_t{200} << 20, 'x');
-  const auto size = static_cast<std::int64_t>(large.size());
-  const std::int64_t offset = arena.put(large.data(), size);
-  EXPECT_GE(bytes_in_memory(arena), size);
-  arena.free(offset);
-  EXPECT_LE(bytes_in_memory(arena), std::int64_t{64} << 20);
-  EXPECT_THROW(arena.put(nullptr, std::int64_t{1} << 50), Error);
-}
-
-class HostTransport : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Ways, HostTransport, ::testing::Values("host", "shared"),
-                         [](const auto& info) { return info.param; });
-
-TEST_P(HostTransport, ProgressTakesTheStepsThatNeedNoWaiting) {
+TEST(HostTransport, ProgressTakesTheStepsThatNeedNoWaiting) {
   on_ranks(2, [](Communicator& c) {
-    const auto host = again(c, GetParam());
+    const auto host = again(c, "host");
     at::Tensor all = at::zeros({2});
     at::Tensor sum = at::full({2}, c.rank() + 1.0);
     at::Tensor part = at::zeros({1});
@@ -289,12 +147,12 @@ TEST_P(HostTransport, ProgressTakesTheStepsThatNeedNoWaiting) {
 }
 
 // Otherwise a rank with many of them would wait as many time limits for a peer that is stopped.
-TEST_P(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
+TEST(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
   const testing::TestFolder folder;
   const auto ended = folder / "ended";
   using Clock = std::chrono::steady_clock;
   on_ranks({.timeout = std::chrono::seconds(2)}, [&](Communicator& c) {
-    const auto host = again(c, GetParam());
+    const auto host = again(c, "host");
     const auto started = Clock::now();
     if (c.rank() == 1) {  // is there, and calls nothing
       while (!std::filesystem::exists(ended) && Clock::now() - started < std::chrono::seconds(20)) {
@@ -316,9 +174,9 @@ TEST_P(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
 
 // Rank 0 waits for the first collective while rank 1 waits for the second: each must go on with the
 // other's.
-TEST_P(HostTransport, MayBeWaitedForInAnyOrder) {
+TEST(HostTransport, MayBeWaitedForInAnyOrder) {
   on_ranks(3, [](Communicator& c) {
-    const auto host = again(c, GetParam());
+    const auto host = again(c, "host");
     std::vector<at::Tensor> tensors;
     std::deque<Work> pending;
     for (int i = 0; i < 6; ++i) {
@@ -341,9 +199,9 @@ TEST_P(HostTransport, MayBeWaitedForInAnyOrder) {
   });
 }
 
-TEST_P(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
+TEST(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
   on_ranks(2, [](Communicator& c) {
-    const auto host = again(c, GetParam());
+    const auto host = again(c, "host");
     std::vector<at::Tensor> tensors;
     std::vector<Work> pending;
     for (int i = 0; i < 2500; ++i) {
@@ -357,9 +215,9 @@ TEST_P(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
   });
 }
 
-TEST_P(HostTransport, NamesTheRankThatIsInAnotherCollective) {
+TEST(HostTransport, NamesTheRankThatIsInAnotherCollective) {
   const auto ends = ranks_ended({}, [](Communicator& c) {
-    const auto host = again(c, GetParam());
+    const auto host = again(c, "host");
     at::Tensor t = at::ones({c.rank() == 0 ? 5 : 6});
     host->all_reduce(t, Purpose::kGradient).wait();
   });
@@ -371,9 +229,9 @@ TEST_P(HostTransport, NamesTheRankThatIsInAnotherCollective) {
   }
 }
 
-TEST_P(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
+TEST(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
   const auto ends = ranks_ended({.world_size = 3}, [](Communicator& c) {
-    const auto host = again(c, GetParam());
+    const auto host = again(c, "host");
     if (c.rank() == 2) throw Error("I have had enough");
     at::Tensor t = at::ones({5});
     host->all_reduce(t, Purpose::kGradient).wait();

@@ -1,11 +1,9 @@
-#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,14 +14,12 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <sstream>
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/host/host_transport.hpp>
-#include <zero/memory/accounting.hpp>
+#include <zero/distributed/rank_order.hpp>
 
 namespace zero::dist {
 namespace {
@@ -35,12 +31,6 @@ constexpr std::uint64_t kSlots = 1024;
 // Checks of the shared page before a rank sleeps: a peer on another core is usually nearly done.
 constexpr int kLooks = 64;
 constexpr long kSleepNanoseconds = 20'000'000;  // then checks whether the peer is alive
-
-// First character of a verdict: reading is not used but memory can be shared, because a rank asked
-// for it (kCanShare) or because the system forbids reading a peer's memory (kForbidden).
-constexpr char kCanShare = '~';
-constexpr char kForbidden = '!';
-constexpr const char* kShare = "share";
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
 
@@ -62,7 +52,7 @@ std::string where_pids_are_valid() {
 
 struct HostTransport::Shared {
   struct alignas(64) Slot {
-    std::atomic<std::uint64_t> address;
+    std::atomic<std::int64_t> offset;                  // in the arena of the rank
     std::atomic<std::uint64_t> fingerprint;            // of the call that has the ticket
     std::array<std::atomic<std::uint64_t>, 3> stages;  // the last ticket that reached each
   };
@@ -84,8 +74,6 @@ HostTransport::HostTransport(StoreExchange& exchange)
       timeout_(exchange.timeout()),
       log_(&exchange.call_log()),
       peers_(static_cast<std::size_t>(size_)) {
-  const memory::Charge charge(memory::Category::kCommunication);
-  scratch_ = at::empty({size_ - 1, kBlockBytes}, at::kByte);
   for (int r = 0; r < size_; ++r) names_.push_back(log_->world_rank(r));
 }
 
@@ -105,138 +93,59 @@ HostTransport::~HostTransport() {
   }
 }
 
-std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, TransportMode mode,
+std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, bool wanted,
                                                    std::string& reason) {
   std::unique_ptr<HostTransport> transport(new HostTransport(exchange));
-  const std::vector<std::string> introductions = exchange.exchange(transport->export_handles(mode));
-  std::vector<std::string> verdicts = exchange.exchange(transport->import_handles(introductions));
-  const bool forbidden = std::any_of(verdicts.begin(), verdicts.end(),
-                                     [](const auto& v) { return v.starts_with(kForbidden); });
-  const bool may_be_allowed = std::all_of(verdicts.begin(), verdicts.end(), [](const auto& v) {
-    return v.empty() || v.front() == kForbidden;
-  });
-  if (forbidden && may_be_allowed) {
-    transport->permit_reading();
-    exchange.exchange("permitted");  // no rank tries before all have permitted
-    verdicts = exchange.exchange(transport->try_reading());
-  }
-  bool reads = true;
+  const auto introductions = exchange.exchange(transport->export_handles(wanted));
+  const auto verdicts = exchange.exchange(transport->import_handles(introductions));
   for (int r = 0; r < exchange.size(); ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
-    const bool can_share = verdict.front() == kCanShare || verdict.front() == kForbidden;
-    reason = fmt::format("rank {}: {}", transport->name_of(r), verdict.substr(can_share ? 1 : 0));
+    reason = fmt::format("rank {}: {}", transport->name_of(r), verdict);
     // No rank waits on this transport, so peers need not be told that this rank leaves it.
-    if (!can_share) return nullptr;
-    reads = false;
+    return nullptr;
   }
-  if (!reads) {
-    try {
-      transport->share(exchange);
-    } catch (const Error& error) {
-      reason += fmt::format("; {}", error.what());
-      return nullptr;
-    }
-  }
-  // The ranks may read only by another transport's permission, which may end first.
-  if (reads && ReadPermission::any()) transport->permit_reading();
   return transport;
 }
 
-void HostTransport::share(StoreExchange& exchange) {
-  permission_.reset();  // it did not help
-  const auto on_all = [&](const std::function<std::string()>& step) {
-    return on_all_ranks([&](const std::string& mine) { return exchange.exchange(mine); },
-                        "memory is not shared", step, [this](int rank) { return name_of(rank); });
-  };
-  const std::vector<std::string> files = on_all([&] {
-    arena_ = std::make_unique<SharedArena>(bytes_of_this_machine());
-    return std::to_string(arena_->file());
-  });
-  on_all([&] {
-    for (std::size_t r = 0; r < peers_.size(); ++r) {
-      if (r == static_cast<std::size_t>(rank_)) continue;
-      peers_[r].arena = std::make_unique<SharedArena>(peers_[r].pid, std::stoi(files[r]),
-                                                      bytes_of_this_machine());
-    }
-    return std::string();
-  });
-}
-
-std::string HostTransport::export_handles(TransportMode mode) {
-  if (mode == TransportMode::kNone) return "not wanted";
-  cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
-            (static_cast<std::uint64_t>(::getpid()) << 32);
+std::string HostTransport::export_handles(bool wanted) {
+  if (!wanted) return "";
   try {
-    if (rank_ == 0) page_ = std::make_unique<SharedArena>(Shared::bytes(size_));
+    if (rank_ == 0) page_ = std::make_unique<memory::SharedArena>(Shared::bytes(size_));
+    arena_ = &memory::share_large_blocks();
   } catch (const Error&) {
     // All ranks find out when they map it.
   }
-  return fmt::format("{} {} {} {} {} {} {}", where_pids_are_valid(), ::getpid(),
-                     page_ ? page_->file() : -1, reinterpret_cast<std::uintptr_t>(&cookie_),
-                     cookie_, mode == TransportMode::kShared ? kShare : "read",
-                     fmt::join(lineage(), " "));
+  return fmt::format("{} {} {} {}", where_pids_are_valid(), ::getpid(), page_ ? page_->file() : -1,
+                     arena_ ? arena_->file() : -1);
 }
 
 std::string HostTransport::import_handles(const std::vector<std::string>& introductions) {
-  std::string sharing;  // why memory is shared, if it is
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
-    std::string place, mode;
-    int file = -1;
+    std::string place;
+    int page = -1, arena = -1;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
-    if (!(words >> place >> peer.pid >> file >> peer.cookie_address >> peer.cookie >> mode)) {
+    if (!(words >> place >> peer.pid >> page >> arena)) {
       return fmt::format("rank {} does not want it", name_of(r));
     }
-    peer.lineage.assign(std::istream_iterator<int>(words), {});
     if (place != where_pids_are_valid())
       return fmt::format("rank {} is on another host", name_of(r));
     try {
-      if (!page_) page_ = std::make_unique<SharedArena>(peer.pid, file, Shared::bytes(size_));
-    } catch (const Error&) {
-      return "the memory of rank 0's transport cannot be mapped";
+      if (!page_) {
+        page_ = std::make_unique<memory::SharedArena>(peer.pid, page, Shared::bytes(size_),
+                                                      /*writes=*/true);
+      }
+      if (r != rank_) peer.arena = std::make_unique<memory::SharedArena>(peer.pid, arena);
+    } catch (const Error& error) {
+      return fmt::format("the memory of rank {} cannot be read: {}", name_of(r), error.what());
     }
     shared_ = reinterpret_cast<Shared*>(page_->at(0));
-    if (mode == kShare) sharing = fmt::format("rank {} asks for shared memory", name_of(r));
     if (r == rank_) continue;
     peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
     if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", name_of(r));
   }
-  return sharing.empty() ? try_reading() : kCanShare + sharing;
-}
-
-std::string HostTransport::try_reading() const {
-  for (int r = 0; r < size_; ++r) {
-    const Peer& peer = peers_[static_cast<std::size_t>(r)];
-    std::uint64_t seen = 0;
-    if (r == rank_) continue;
-    if (read_raw(r, peer.cookie_address, &seen, sizeof seen) && seen == peer.cookie) continue;
-    return fmt::format("{}the system forbids reading the memory of rank {} (process_vm_readv)",
-                       kForbidden, name_of(r));
-  }
   return "";
-}
-
-void HostTransport::permit_reading() {
-  std::vector<std::vector<int>> lineages;
-  for (const Peer& peer : peers_) lineages.push_back(peer.lineage);
-  const int ancestor = nearest_common_ancestor(lineages);
-  if (ancestor > 0 && !permission_) permission_ = std::make_unique<ReadPermission>(ancestor);
-}
-
-bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const {
-  auto* local = static_cast<std::byte*>(to);
-  while (bytes > 0) {
-    iovec into{local, static_cast<std::size_t>(bytes)};
-    iovec from{reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)};
-    const ssize_t n =
-        ::process_vm_readv(peers_[static_cast<std::size_t>(peer)].pid, &into, 1, &from, 1, 0);
-    if (n <= 0) return false;
-    local += n;
-    address += static_cast<std::uint64_t>(n);
-    bytes -= n;
-  }
-  return true;
 }
 
 std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bool reads) {
@@ -253,13 +162,19 @@ std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bo
     wait(busy, [] { return "too many collectives in flight"; });
   }
   Shared::Slot& slot = shared_->slot(rank_, ticket);
-  auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  if (shares()) {
-    in_arena_[ticket] = arena_->put(tensor.const_data_ptr(),
-                                    reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0);
-    address = static_cast<std::uintptr_t>(in_arena_[ticket]);
+  const void* const data = tensor.const_data_ptr();
+  if (reads && !arena_->contains(data)) {
+    const auto copy = arena_->allocate(static_cast<std::int64_t>(tensor.nbytes()));
+    if (!copy) {
+      throw Error(fmt::format("{}: there is no room for {} bytes in the memory that ranks share",
+                              call.text(), tensor.nbytes()));
+    }
+    copies_[ticket] = *copy;
+    copy_around_cache(arena_->at(*copy), data, tensor.nbytes());
+    slot.offset.store(*copy);
+  } else {
+    slot.offset.store(reads ? arena_->offset_of(data) : 0);
   }
-  slot.address.store(address);
   slot.fingerprint.store(call.fingerprint);
   announce(ticket, Stage::kPosted);
   return ticket;
@@ -267,15 +182,16 @@ std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bo
 
 void HostTransport::renew(std::uint64_t ticket, std::int64_t offset, const void* data,
                           std::int64_t bytes) {
-  if (!shares()) return;  // peers read the tensor itself
-  std::memcpy(arena_->at(in_arena_.at(ticket) + offset), data, static_cast<std::size_t>(bytes));
+  const auto copy = copies_.find(ticket);
+  if (copy == copies_.end()) return;  // peers read the tensor itself
+  copy_around_cache(arena_->at(copy->second + offset), data, static_cast<std::size_t>(bytes));
 }
 
 void HostTransport::withdraw(std::uint64_t ticket) {
-  const auto found = in_arena_.find(ticket);
-  if (found == in_arena_.end()) return;
-  arena_->free(found->second);
-  in_arena_.erase(found);
+  const auto copy = copies_.find(ticket);
+  if (copy == copies_.end()) return;
+  arena_->free(copy->second);
+  copies_.erase(copy);
 }
 
 void HostTransport::announce(std::uint64_t ticket, Stage stage) {
@@ -292,19 +208,20 @@ bool HostTransport::reached(int peer, std::uint64_t ticket, std::uint64_t finger
   return at(Stage::kPosted) > ticket || slot.fingerprint.load() == fingerprint;
 }
 
-void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, void* to,
-                         std::int64_t bytes, const HostWork& work) {
-  const Shared::Slot& slot = shared_->slot(peer, ticket);
-  const std::uint64_t from = slot.address.load() + static_cast<std::uint64_t>(offset);
-  bool done = true;
-  if (shares()) {
-    const SharedArena& arena = *peers_[static_cast<std::size_t>(peer)].arena;
-    std::memcpy(to, arena.at(static_cast<std::int64_t>(from)), static_cast<std::size_t>(bytes));
-  } else {
-    done = read_raw(peer, from, to, bytes);
-  }
-  // A peer that left without waiting for its readers may have freed the data during the read.
-  if (!done || peer_lost(peer)) fail(work.what(), peer, "");
+at::Tensor HostTransport::data_of(int peer, std::uint64_t ticket, std::int64_t offset,
+                                  const at::Tensor& shape) const {
+  const memory::SharedArena& arena = *peers_[static_cast<std::size_t>(peer)].arena;
+  return at::from_blob(arena.at(shared_->slot(peer, ticket).offset.load() + offset), shape.sizes(),
+                       shape.options().requires_grad(false));
+}
+
+void HostTransport::done_reading(int peer, const at::Tensor& read, const HostWork& work) {
+  // So that memory is not counted in several ranks.
+  constexpr std::int64_t kWorthIt = 2 << 20;
+  const memory::SharedArena& arena = *peers_[static_cast<std::size_t>(peer)].arena;
+  const auto bytes = static_cast<std::int64_t>(read.nbytes());
+  if (bytes >= kWorthIt) arena.forget(arena.offset_of(read.const_data_ptr()), bytes);
+  if (peer_lost(peer)) fail(work.what(), peer, "");
 }
 
 void HostTransport::wait(const std::function<int()>& waits_for,
@@ -394,6 +311,12 @@ HostWork::HostWork(HostTransport& transport, const Call& call, at::Tensor tensor
       posted_(std::move(tensor)),
       ticket_(transport.post(call, posted_, reads)) {
   transport_.active_.push_back(this);
+}
+
+void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
+  const at::Tensor from = transport_.data_of(peer, ticket_, offset, to);
+  copy_around_cache(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  transport_.done_reading(peer, from, *this);
 }
 
 HostWork::~HostWork() {

@@ -14,23 +14,22 @@
 #include <utility>
 #include <vector>
 
-#include <zero/distributed/host/read_permission.hpp>
-#include <zero/distributed/host/shared_arena.hpp>
 #include <zero/distributed/store/store_exchange.hpp>
 #include <zero/distributed/work.hpp>
+#include <zero/memory/shared_arena.hpp>
 
 namespace zero::dist {
 
 class HostWork;
 
-/// Copies out of a peer's tensors without the peer's help (process_vm_readv, Linux), between ranks
-/// of one machine. A page of memory that all ranks map says what may be read.
+/// Reads tensors of other ranks of one machine where they lie, without the peer's help: the large
+/// blocks of every rank are in memory that all ranks map (memory::SharedArena). A page of such
+/// memory says what may be read.
 ///
 /// A message over TCP is copied into the kernel by the sender and out of it by the receiver. Here
-/// the sender only posts an address, and the receiver copies once, straight from tensor to tensor.
-/// Tensors need no special allocation. Where the system forbids reading a peer's memory, the sender
-/// copies its data into shared memory (SharedArena) and the receiver out of it: two copies, but no
-/// network code of the kernel.
+/// the sender only posts an offset, and the receiver reads the tensor itself, to copy it or to add
+/// it up. A tensor that lies elsewhere (a small one, or one that is older than the transport) is
+/// copied into the arena when it is posted.
 ///
 /// Every collective takes the next ticket, which is the same on all ranks because they call
 /// collectives in one order. For each ticket a rank announces stages: its data may be read
@@ -40,20 +39,11 @@ class HostTransport {
  public:
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
 
-  /// What a rank allows: no transport, one through shared memory, or the fastest that works. All
-  /// ranks use the weakest mode that any of them asks for.
-  enum class TransportMode : std::uint8_t { kNone, kShared, kAny };
-
-  /// Called by all ranks; blocks for two to six exchanges through the store. Returns null on every
-  /// rank if any rank asks for kNone or cannot reach another (on another host or in another pid
-  /// namespace). `reason` then names the rank and the cause. It also says why memory is shared
-  /// where ranks may not read each other's (a container without ptrace rights).
-  ///
-  /// Where reading is refused at first, ranks permit it to the processes that descend from their
-  /// nearest common ancestor, and try again; the permission ends with the transport. No rank does
-  /// so if any rank asks for kNone or kShared.
+  /// Called by all ranks; blocks for two exchanges through the store. Returns null on every rank if
+  /// any does not want it or cannot reach another (on another host, in another pid namespace, or
+  /// the system refuses to share memory). `reason` then names the rank and the cause.
   /// `exchange` must outlive the transport.
-  static std::unique_ptr<HostTransport> open(StoreExchange& exchange, TransportMode mode,
+  static std::unique_ptr<HostTransport> open(StoreExchange& exchange, bool wanted,
                                              std::string& reason);
   ~HostTransport();
   HostTransport(const HostTransport&) = delete;
@@ -65,9 +55,6 @@ class HostTransport {
   void set_part_of(CallLog& log) { log_ = &log; }
   /// Ends the wait of another thread, all later ones, and those of peers for this rank.
   void stop();
-  /// True if peers read copies in shared memory instead of this rank's own memory.
-  bool shares() const { return arena_ != nullptr; }
-
   /// Takes the next ticket and lets peers read `tensor` (none of it unless `reads`). Blocks only
   /// when a thousand collectives are in flight.
   std::uint64_t post(const Call& call, const at::Tensor& tensor, bool reads);
@@ -77,10 +64,11 @@ class HostTransport {
   void withdraw(std::uint64_t ticket);
   void announce(std::uint64_t ticket, Stage stage);
   bool reached(int peer, std::uint64_t ticket, std::uint64_t fingerprint, Stage stage) const;
-  /// Copies `bytes` from `offset` of the data that `peer` posted. Throws zero::Error if the peer is
-  /// lost.
-  void read(int peer, std::uint64_t ticket, std::int64_t offset, void* to, std::int64_t bytes,
-            const HostWork& work);
+  /// The data that `peer` posted, from byte `offset` on, like `shape`. End with done_reading().
+  at::Tensor data_of(int peer, std::uint64_t ticket, std::int64_t offset,
+                     const at::Tensor& shape) const;
+  /// Throws zero::Error if the peer is lost: it may have freed the data, `read`, in the meantime.
+  void done_reading(int peer, const at::Tensor& read, const HostWork& work);
 
   /// Blocks until `waits_for`, which names the rank whose next step is needed, returns -1. Advances
   /// all work of this rank meanwhile, so that peers that wait for it continue. Throws zero::Error
@@ -90,30 +78,18 @@ class HostTransport {
   /// Advances all work of this rank as far as possible without blocking.
   void progress();
 
-  /// Scratch for blocks that arrive from peers and are added up: [size - 1, kBlockBytes] bytes.
-  at::Tensor& scratch() { return scratch_; }
-  /// Fits the second-level cache, so that a block is added up while it is still cached.
-  static constexpr std::int64_t kBlockBytes = 256 << 10;
-
  private:
   friend class HostWork;
   struct Shared;
   struct Peer {
     int pid = 0;
     int handle = -1;  ///< pidfd: readable once the process has ended, even before it is reaped
-    std::uint64_t cookie_address = 0;  ///< address of `cookie` in its memory
-    std::uint64_t cookie = 0;
-    std::vector<int> lineage;
-    std::unique_ptr<SharedArena> arena;  ///< set if ranks share memory
+    std::unique_ptr<memory::SharedArena> arena;
   };
 
   explicit HostTransport(StoreExchange& exchange);
-  std::string export_handles(TransportMode mode);
+  std::string export_handles(bool wanted);
   std::string import_handles(const std::vector<std::string>& introductions);
-  std::string try_reading() const;
-  void permit_reading();
-  void share(StoreExchange& exchange);
-  bool read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const;
   void notify();
   void sleep(std::uint32_t bell);
   bool peer_lost(int peer) const;
@@ -126,16 +102,13 @@ class HostTransport {
   std::chrono::milliseconds timeout_;
   CallLog* log_;
   std::uint64_t next_ticket_ = 1;
-  std::uint64_t cookie_ = 0;
-  std::unique_ptr<SharedArena> page_;  // of rank 0
-  Shared* shared_ = nullptr;           // at the start of page_
+  std::unique_ptr<memory::SharedArena> page_;  // of rank 0
+  Shared* shared_ = nullptr;                   // at the start of page_
   std::vector<Peer> peers_;
-  std::unique_ptr<ReadPermission> permission_;
   std::vector<HostWork*> active_;
-  std::unique_ptr<SharedArena> arena_;  // set if ranks share memory: holds what this rank posted
-  std::map<std::uint64_t, std::int64_t> in_arena_;  // offset of posted data, by ticket
-  at::Tensor scratch_;
-  std::string lost_;  // why the group is dead; empty while it lives
+  memory::SharedArena* arena_ = nullptr;          // of this process
+  std::map<std::uint64_t, std::int64_t> copies_;  // offset in arena_ of copied data, by ticket
+  std::string lost_;                              // why the group is dead; empty while it lives
   std::atomic<bool> stopped_ = false;
   std::vector<int> names_;  // by rank: its number in the world
 };
@@ -169,6 +142,9 @@ class HostWork : public Work::Pending {
   bool reached(int peer, HostTransport::Stage stage) const {
     return transport_.reached(peer, ticket_, call_.fingerprint, stage);
   }
+
+  /// Copies from byte `offset` of the data of `peer`.
+  void copy(int peer, std::int64_t offset, const at::Tensor& to);
 
   HostTransport& transport_;
 

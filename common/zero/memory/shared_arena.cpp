@@ -1,0 +1,167 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/shared_arena.hpp>
+
+namespace zero::memory {
+namespace {
+
+// Blocks begin at a page, large ones at a huge page.
+constexpr std::int64_t kPage = 4096, kHugePage = 2 << 20;
+// Memory kept for later blocks: faulting it in again costs more than copying into it.
+constexpr std::int64_t kKeptBytes = 256 << 20;
+// MADV_COLLAPSE, which older headers do not have.
+constexpr int kCollapse = 25;
+
+std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// Where the huge pages end that a block fills. The rest of it is on small pages.
+std::int64_t whole_pages(std::int64_t offset, std::int64_t length) {
+  return offset + length / kHugePage * kHugePage;
+}
+
+[[noreturn]] void fail_arena(const char* step) {
+  throw Error(fmt::format("memory cannot be shared ({}): {}", step, std::strerror(errno)));
+}
+
+// Never destroyed: blocks may be freed when the process ends.
+SharedArena* the_arena = nullptr;
+
+}  // namespace
+
+std::int64_t SharedArena::default_size() {
+  constexpr std::int64_t kMost = std::int64_t{128} << 30;
+  return std::min(static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE),
+                  kMost);
+}
+
+SharedArena::SharedArena(std::int64_t size)
+    : file_(::memfd_create("zero-arena", MFD_CLOEXEC)),
+      process_(::getpid()),
+      size_(round_up(size, kHugePage)) {
+  if (file_ < 0) fail_arena("memfd_create");
+  if (::ftruncate(file_, static_cast<off_t>(size_)) != 0) {
+    ::close(file_);
+    fail_arena("ftruncate");
+  }
+  map(/*writes=*/true);
+}
+
+SharedArena::SharedArena(int pid, int file, std::int64_t size, bool writes)
+    : file_(::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(),
+                   (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC)),
+      process_(::getpid()),
+      size_(round_up(size, kHugePage)) {
+  if (file_ < 0) fail_arena("open");
+  map(writes);
+}
+
+void SharedArena::map(bool writes) {
+  // Huge pages need an address that is a multiple of theirs: room for one more, cut at both ends.
+  const auto size = static_cast<std::size_t>(size_);
+  void* const room = ::mmap(nullptr, size + kHugePage, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
+  void* mapped = room;
+  if (room != MAP_FAILED) {
+    auto* const first = static_cast<std::byte*>(room);
+    const auto skipped =
+        static_cast<std::size_t>(-reinterpret_cast<std::intptr_t>(room) & (kHugePage - 1));
+    if (skipped > 0) ::munmap(first, skipped);
+    if (skipped < kHugePage) ::munmap(first + skipped + size, kHugePage - skipped);
+    mapped = ::mmap(first + skipped, size, PROT_READ | (writes ? PROT_WRITE : 0),
+                    MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_, 0);
+  }
+  if (mapped == MAP_FAILED) {
+    ::close(file_);
+    fail_arena("mmap");
+  }
+  memory_ = static_cast<std::byte*>(mapped);
+  present_.resize(size / kHugePage);
+}
+
+SharedArena::~SharedArena() {
+  ::munmap(memory_, static_cast<std::size_t>(size_));
+  ::close(file_);
+}
+
+std::optional<std::int64_t> SharedArena::allocate(std::int64_t bytes) {
+  const std::int64_t needed = round_up(std::max<std::int64_t>(bytes, 1), kPage);
+  const std::int64_t unit = needed < kHugePage ? kPage : kHugePage;
+  const std::lock_guard lock(mutex_);
+  std::int64_t offset = 0;  // the first gap that is large enough
+  for (const auto& [begin, length] : used_) {
+    if (begin - offset >= needed) break;
+    offset = round_up(begin + length, unit);
+  }
+  if (offset + needed > size_) return std::nullopt;
+  used_[offset] = needed;
+  make_present(offset, whole_pages(offset, needed));
+  return offset;
+}
+
+bool SharedArena::is_mine() const { return process_ == ::getpid(); }
+
+void SharedArena::free(std::int64_t offset) {
+  if (!is_mine()) return;
+  const std::lock_guard lock(mutex_);
+  const auto block = used_.find(offset);
+  const std::int64_t length = block->second;
+  used_.erase(block);
+  if (length < kHugePage) return;
+  kept_ += whole_pages(offset, length) - offset;
+  if (kept_ > kKeptBytes) give_back(offset, length);
+}
+
+// Caller holds the mutex. Collapsing needs a page table, which the first byte makes, and no more:
+// it fills the rest with zeros. If the system cannot do it, the pages are small and come when
+// touched.
+void SharedArena::make_present(std::int64_t begin, std::int64_t end) {
+  std::int64_t first = begin;  // of those without memory
+  for (std::int64_t at = begin; at <= end; at += kHugePage) {
+    if (at < end && !present_[static_cast<std::size_t>(at / kHugePage)]) {
+      present_[static_cast<std::size_t>(at / kHugePage)] = true;
+      *static_cast<volatile std::byte*>(memory_ + at) = std::byte{0};
+      continue;
+    }
+    if (first < at) ::madvise(memory_ + first, static_cast<std::size_t>(at - first), kCollapse);
+    if (at < end) kept_ -= kHugePage;
+    first = at + kHugePage;
+  }
+}
+
+// Caller holds the mutex.
+void SharedArena::give_back(std::int64_t offset, std::int64_t length) {
+  // If the file system cannot punch holes, the memory is merely kept.
+  if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0) return;
+  const std::int64_t end = whole_pages(offset, length);
+  kept_ -= end - offset;
+  std::fill(present_.begin() + offset / kHugePage, present_.begin() + end / kHugePage, false);
+}
+
+void SharedArena::forget(std::int64_t offset, std::int64_t bytes) const {
+  const std::int64_t begin = offset / kPage * kPage;
+  ::madvise(memory_ + begin, static_cast<std::size_t>(offset + bytes - begin), MADV_DONTNEED);
+}
+
+SharedArena* shared_blocks() { return the_arena; }
+
+SharedArena& share_large_blocks() {
+  if (the_arena == nullptr || !the_arena->is_mine()) {
+    auto* const arena = new SharedArena;
+    // A child would write into its parent's tensors.
+    ::madvise(arena->at(0), static_cast<std::size_t>(SharedArena::default_size()), MADV_DONTFORK);
+    the_arena = arena;
+  }
+  return *the_arena;
+}
+
+}  // namespace zero::memory

@@ -1,0 +1,100 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/shared_arena.hpp>
+
+namespace zero::memory {
+namespace {
+
+std::int64_t bytes_in_memory(const SharedArena& arena) {
+  struct stat state {};
+  EXPECT_EQ(::fstat(arena.file(), &state), 0);
+  return static_cast<std::int64_t>(state.st_blocks) * 512;
+}
+
+// Large blocks begin at huge pages, small ones at pages.
+TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
+  for (const std::size_t size : {5000, 2 << 20, 5 << 20}) {
+    SharedArena arena;
+    const SharedArena seen(::getpid(), arena.file());
+    const auto put = [&](const std::string& text) {
+      const std::int64_t offset = arena.allocate(static_cast<std::int64_t>(text.size())).value();
+      std::memcpy(arena.at(offset), text.data(), text.size());
+      return offset;
+    };
+    const auto holds = [&](std::int64_t offset, const std::string& text) {
+      return std::memcmp(seen.at(offset), text.data(), text.size()) == 0;
+    };
+    const std::string first(size, 'a'), second(300, 'b'), third(size - 1000, 'c');
+    const std::int64_t one = put(first), two = put(second);
+    EXPECT_TRUE(holds(one, first) && holds(two, second));
+    arena.free(one);
+    const std::int64_t three = put(third);
+    EXPECT_LT(three, two);
+    EXPECT_TRUE(holds(two, second) && holds(three, third));
+    EXPECT_GT(put(first), two) << "the gap before it is too small now";
+    seen.forget(two, 300);
+    EXPECT_TRUE(holds(two, second));
+    EXPECT_EQ(put(std::string(std::size_t{5} << 20, 'd')) % (2 << 20), 0);
+  }
+}
+
+TEST(SharedArena, KeepsALimitedAmountOfMemory) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  SharedArena arena;
+  const auto fill = [&](std::int64_t bytes) {
+    const std::int64_t offset = arena.allocate(bytes).value();
+    std::memset(arena.at(offset), 1, static_cast<std::size_t>(bytes));
+    return offset;
+  };
+  for (int round = 0; round < 2; ++round) {
+    SCOPED_TRACE(round);
+    const std::int64_t one = fill(200 * kMiB), two = fill(100 * kMiB), three = fill(2 * kMiB);
+    EXPECT_EQ(bytes_in_memory(arena), 302 * kMiB);
+    arena.free(one);
+    EXPECT_EQ(bytes_in_memory(arena), 302 * kMiB) << "kept";
+    arena.free(two);
+    EXPECT_EQ(bytes_in_memory(arena), 202 * kMiB) << "given back";
+    EXPECT_EQ(fill(200 * kMiB), one) << "the same memory";
+    EXPECT_EQ(bytes_in_memory(arena), 202 * kMiB);
+    arena.free(one);
+    arena.free(three);
+  }
+  EXPECT_FALSE(arena.allocate(std::int64_t{1} << 50));
+  EXPECT_THROW(SharedArena(::getpid(), /*file=*/-1), Error);
+}
+
+// Its tensors would otherwise be its parent's.
+TEST(SharedArena, AForkedChildHasOneOfItsOwn) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    SharedArena& outer = share_large_blocks();
+    const std::int64_t block = outer.allocate(258 << 20).value();  // too much to keep
+    *outer.at(block) = std::byte{1};
+    const pid_t grandchild = ::fork();
+    if (grandchild == 0) {
+      const bool was_mine = outer.is_mine();
+      outer.free(block);
+      SharedArena& inner = share_large_blocks();
+      const std::int64_t own = inner.allocate(3 << 20).value();
+      *inner.at(own) = std::byte{2};
+      ::_exit(was_mine || inner.file() == outer.file() ? 1 : 0);
+    }
+    int status = -1;
+    ::waitpid(grandchild, &status, 0);
+    const bool same = *outer.at(block) == std::byte{1} && &share_large_blocks() == &outer;
+    ::_exit(status == 0 && same ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace zero::memory
