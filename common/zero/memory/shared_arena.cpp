@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/shared_arena.hpp>
@@ -13,7 +14,7 @@
 namespace zero::memory {
 namespace {
 
-// Blocks begin at a page, large ones at a huge page.
+// Blocks begin at a page; huge pages hold several, or parts of one.
 constexpr std::int64_t kPage = 4096, kHugePage = 2 << 20;
 // Memory kept for later blocks: faulting it in again costs more than copying into it.
 constexpr std::int64_t kKeptBytes = 256 << 20;
@@ -22,11 +23,6 @@ constexpr int kCollapse = 25;
 
 std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
-}
-
-// Where the huge pages end that a block fills. The rest of it is on small pages.
-std::int64_t whole_pages(std::int64_t offset, std::int64_t length) {
-  return offset + length / kHugePage * kHugePage;
 }
 
 [[noreturn]] void fail_arena(const char* step) {
@@ -95,16 +91,15 @@ SharedArena::~SharedArena() {
 
 std::optional<std::int64_t> SharedArena::allocate(std::int64_t bytes) {
   const std::int64_t needed = round_up(std::max<std::int64_t>(bytes, 1), kPage);
-  const std::int64_t unit = needed < kHugePage ? kPage : kHugePage;
   const std::lock_guard lock(mutex_);
   std::int64_t offset = 0;  // the first gap that is large enough
-  for (const auto& [begin, length] : used_) {
-    if (begin - offset >= needed) break;
-    offset = round_up(begin + length, unit);
+  auto next = used_.begin();
+  for (; next != used_.end() && next->first - offset < needed; ++next) {
+    offset = next->first + next->second;
   }
   if (offset + needed > size_) return std::nullopt;
-  used_[offset] = needed;
-  make_present(offset, whole_pages(offset, needed));
+  used_.emplace_hint(next, offset, needed);
+  make_present(offset, offset + needed);
   return offset;
 }
 
@@ -114,37 +109,45 @@ void SharedArena::free(std::int64_t offset) {
   if (!is_mine()) return;
   const std::lock_guard lock(mutex_);
   const auto block = used_.find(offset);
-  const std::int64_t length = block->second;
+  const std::int64_t end = offset + block->second;
+  // The huge pages on which no other block lies.
+  const auto next = std::next(block);
+  const auto before = block == used_.begin() ? block : std::prev(block);
+  const std::int64_t gap = block == before ? 0 : before->first + before->second;
+  const std::int64_t gap_end = next == used_.end() ? size_ : next->first;
+  std::int64_t from = offset / kHugePage * kHugePage, to = round_up(end, kHugePage);
+  if (from < gap) from += kHugePage;
+  if (to > gap_end) to -= kHugePage;
   used_.erase(block);
-  if (length < kHugePage) return;
-  kept_ += whole_pages(offset, length) - offset;
-  if (kept_ > kKeptBytes) give_back(offset, length);
+  if (from >= to) return;
+  for (std::int64_t at = from; at < to; at += kHugePage) unused_.insert(at);
+  if (static_cast<std::int64_t>(unused_.size()) * kHugePage > kKeptBytes) give_back(from, to);
 }
 
 // Caller holds the mutex. Collapsing needs a page table, which the first byte makes, and no more:
 // it fills the rest with zeros. If the system cannot do it, the pages are small and come when
 // touched.
 void SharedArena::make_present(std::int64_t begin, std::int64_t end) {
-  std::int64_t first = begin;  // of those without memory
-  for (std::int64_t at = begin; at <= end; at += kHugePage) {
-    if (at < end && !present_[static_cast<std::size_t>(at / kHugePage)]) {
+  const std::int64_t last = round_up(end, kHugePage);
+  std::int64_t first = begin / kHugePage * kHugePage;  // of those without memory
+  for (std::int64_t at = first; at <= last; at += kHugePage) {
+    if (at < last && !present_[static_cast<std::size_t>(at / kHugePage)]) {
       present_[static_cast<std::size_t>(at / kHugePage)] = true;
       *static_cast<volatile std::byte*>(memory_ + at) = std::byte{0};
       continue;
     }
     if (first < at) ::madvise(memory_ + first, static_cast<std::size_t>(at - first), kCollapse);
-    if (at < end) kept_ -= kHugePage;
+    unused_.erase(at);
     first = at + kHugePage;
   }
 }
 
 // Caller holds the mutex.
-void SharedArena::give_back(std::int64_t offset, std::int64_t length) {
+void SharedArena::give_back(std::int64_t from, std::int64_t to) {
   // If the file system cannot punch holes, the memory is merely kept.
-  if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length) != 0) return;
-  const std::int64_t end = whole_pages(offset, length);
-  kept_ -= end - offset;
-  std::fill(present_.begin() + offset / kHugePage, present_.begin() + end / kHugePage, false);
+  if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from) != 0) return;
+  unused_.erase(unused_.lower_bound(from), unused_.lower_bound(to));
+  std::fill(present_.begin() + from / kHugePage, present_.begin() + to / kHugePage, false);
 }
 
 void SharedArena::forget(std::int64_t offset, std::int64_t bytes) const {

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace zero::memory {
@@ -12,8 +13,8 @@ namespace zero::memory {
 /// Memory of one process that the others of its machine can read in place: a file without a name,
 /// which disappears with the last process that maps it, however that ends. It uses as much of the
 /// machine's memory as it holds data at a time, and keeps up to 256 MiB of that for later data.
-/// Blocks from 2 MiB on lie on huge pages where the system can make them (MADV_COLLAPSE, Linux
-/// 6.1). A forked child has no access to it.
+/// It is on huge pages where the system can make them (MADV_COLLAPSE, Linux 6.1). A forked child
+/// has no access to it.
 class SharedArena {
  public:
   /// Creates an arena of this process for up to `size` bytes, zeros at first. zero::Error if the
@@ -56,7 +57,7 @@ class SharedArena {
  private:
   void map(bool writes);
   void make_present(std::int64_t begin, std::int64_t end);
-  void give_back(std::int64_t offset, std::int64_t length);
+  void give_back(std::int64_t from, std::int64_t to);
 
   int file_ = -1;
   int process_;
@@ -65,7 +66,7 @@ class SharedArena {
   std::mutex mutex_;                           // guards all below
   std::map<std::int64_t, std::int64_t> used_;  // length of the block at each offset
   std::vector<bool> present_;                  // huge pages that have memory behind them
-  std::int64_t kept_ = 0;                      // bytes of those that no block uses
+  std::set<std::int64_t> unused_;              // offsets of those that no block uses
 };
 
 /// The arena in which large blocks of this process lie, those of optimizer states excepted, since
