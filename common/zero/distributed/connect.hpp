@@ -27,11 +27,11 @@ struct ConnectOptions {
   /// variable ZERO_TRANSPORT overrides this.
   std::string transport = "auto";
   /// How CPU tensors go to other hosts, if each has the same number of ranks, two or more, with
-  /// consecutive numbers, that can read each other's memory. "direct": from each rank
-  /// to each. "hierarchical": a gather or broadcast sends a piece to each other host once, a
-  /// reduction passes its sum from host to host. "auto" takes for each operation what lets fewer
-  /// bytes leave a host, and direct sends for small tensors. The bits are the same. "direct" on one
-  /// rank counts for all. The environment variable ZERO_BETWEEN_HOSTS overrides this.
+  /// consecutive numbers, that can read each other's memory. "direct": from each rank to each.
+  /// "hierarchical": a gather or broadcast sends a piece to each other host once, a reduction
+  /// passes its sum from host to host. "auto" takes for each operation what lets fewer bytes leave
+  /// a host, and direct sends for small tensors. The bits are the same. "direct" on one rank counts
+  /// for all. The environment variable ZERO_BETWEEN_HOSTS overrides this.
   std::string between_hosts = "auto";
   /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME overrides this.
   bool loopback = false;
