@@ -98,7 +98,8 @@ install_requirements() {
   key=$({ echo "$wanted"; "$PYTHON" --version; } | sha256sum)
   [[ -f $stamp && $(<"$stamp") == "$key" ]] && return
   say "Installing into .venv: $2"
-  "$PYTHON" -m pip install --disable-pip-version-check -r <(echo "$wanted") ||
+  # Modules are compiled when they are used: all of them would take a minute.
+  "$PYTHON" -m pip install --no-compile --disable-pip-version-check -r <(echo "$wanted") ||
     die "pip could not install $1 (see above). With a working network, start this again."
   echo "$key" >"$stamp"
 }
