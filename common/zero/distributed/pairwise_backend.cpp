@@ -42,13 +42,11 @@ Backend::WorkPtr PairwiseBackend::start(const Call& call, at::Tensor output, at:
   switch (call.operation) {
     case Operation::kBroadcast:
       return broadcast(call, input);
-    case Operation::kAllToAll:
-      return all_to_all(call, output, input);
     case Operation::kSend:
     case Operation::kRecv:
       return message(call, std::move(input));
     default:
-      return all_gather(call, output, input);
+      return gather(call, output, input);
   }
 }
 
@@ -61,35 +59,26 @@ Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, const at::Tensor& 
   return exchange_parts(call, tensor, std::move(outgoing), {});
 }
 
-Backend::WorkPtr PairwiseBackend::all_gather(const Call& call, const at::Tensor& output,
-                                             const at::Tensor& input) {
-  const std::vector<at::Tensor> to = output.flatten().chunk(size_);
-  const at::Tensor source = input.flatten();
-  const at::Tensor& own = to[static_cast<std::size_t>(rank_)];
-  if (call.copy_own_chunk && own.const_data_ptr() != source.const_data_ptr()) own.copy_(source);
-  std::vector<Part> outgoing, incoming;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    outgoing.push_back({peer, source});
-    incoming.push_back({peer, to[static_cast<std::size_t>(peer)]});
-  }
-  return exchange_parts(call, source, std::move(outgoing), std::move(incoming));
-}
-
-Backend::WorkPtr PairwiseBackend::all_to_all(const Call& call, const at::Tensor& output,
-                                             const at::Tensor& input) {
-  const std::vector<at::Tensor> from = input.flatten().chunk(size_);
-  const std::vector<at::Tensor> to = output.flatten().chunk(size_);
+Backend::WorkPtr PairwiseBackend::gather(const Call& call, const at::Tensor& output,
+                                         const at::Tensor& input) {
   const auto me = static_cast<std::size_t>(rank_);
-  to[me].copy_(from[me]);
-  const auto offset = rank_ * static_cast<std::int64_t>(from[me].nbytes());  // of this rank's piece
+  const bool same_to_all = call.operation != Operation::kAllToAll;
+  const at::Tensor source = input.flatten();
+  const std::vector<at::Tensor> to = output.flatten().chunk(size_);
+  const std::vector<at::Tensor> from =
+      same_to_all ? std::vector<at::Tensor>(to.size(), source) : source.chunk(size_);
+  if (call.copy_own_chunk && to[me].const_data_ptr() != from[me].const_data_ptr()) {
+    to[me].copy_(from[me]);
+  }
+  const std::int64_t offset =  // of this rank's piece in the input of another
+      same_to_all ? 0 : rank_ * static_cast<std::int64_t>(from[me].nbytes());
   std::vector<Part> outgoing, incoming;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     outgoing.push_back({peer, from[static_cast<std::size_t>(peer)]});
     incoming.push_back({peer, to[static_cast<std::size_t>(peer)], offset});
   }
-  return exchange_parts(call, input, std::move(outgoing), std::move(incoming));
+  return exchange_parts(call, source, std::move(outgoing), std::move(incoming));
 }
 
 }  // namespace zero::dist

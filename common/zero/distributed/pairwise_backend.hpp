@@ -59,8 +59,8 @@ class PairwiseBackend : public Backend {
 
  private:
   WorkPtr broadcast(const Call& call, const at::Tensor& tensor);
-  WorkPtr all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input);
-  WorkPtr all_to_all(const Call& call, const at::Tensor& output, const at::Tensor& input);
+  /// An all-gather or an all-to-all.
+  WorkPtr gather(const Call& call, const at::Tensor& output, const at::Tensor& input);
 
   int rank_;
   int size_;
