@@ -23,6 +23,10 @@ std::int64_t Pieces::length(int rank) const {
   return bounds[r + 1] - bounds[r];
 }
 
+std::int64_t Pieces::offset(int rank) const {
+  return bounds[static_cast<std::size_t>(rank)] * static_cast<std::int64_t>(input.element_size());
+}
+
 at::Tensor Pieces::of(int rank) const {
   return input.narrow(0, bounds[static_cast<std::size_t>(rank)], length(rank));
 }

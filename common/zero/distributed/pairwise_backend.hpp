@@ -18,6 +18,7 @@ struct Pieces {
   Pieces(const Call& call, int rank, int size, const at::Tensor& result, const at::Tensor& whole);
 
   std::int64_t length(int rank) const;
+  std::int64_t offset(int rank) const;  ///< in bytes
   at::Tensor of(int rank) const;
 
   at::Tensor input;   ///< flat

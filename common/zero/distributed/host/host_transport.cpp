@@ -34,18 +34,12 @@ constexpr long kSleepNanoseconds = 20'000'000;  // then checks whether the peer 
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
 
-std::string first_line_of(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 // Ranks with the same text here see the same process ids.
 std::string where_pids_are_valid() {
+  std::string start;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
   std::error_code ignored;
-  return first_line_of("/proc/sys/kernel/random/boot_id") + "/" +
-         std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return start + "/" + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
 }
 
 }  // namespace
@@ -148,7 +142,29 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
   return "";
 }
 
-std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bool reads) {
+std::vector<int> HostTransport::peers() const {
+  std::vector<int> peers;
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_) peers.push_back(r);
+  }
+  return peers;
+}
+
+at::Tensor HostTransport::shared(const Call& call, const at::Tensor& tensor) const {
+  if (arena_->contains(tensor.const_data_ptr())) return tensor;
+  const auto offset = arena_->allocate(static_cast<std::int64_t>(tensor.nbytes()));
+  if (!offset) {
+    throw Error(fmt::format("{}: there is no room for {} bytes in the memory that ranks share",
+                            call.text(), tensor.nbytes()));
+  }
+  const auto free = [arena = arena_](void* data) { arena->free(arena->offset_of(data)); };
+  const at::Tensor copy = at::from_blob(arena_->at(*offset), tensor.sizes(), free,
+                                        tensor.options().requires_grad(false));
+  copy_around_cache(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  return copy;
+}
+
+std::uint64_t HostTransport::post(const Call& call, const at::Tensor& shared) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
     // A slot may be reused once no rank needs its old contents.
@@ -162,36 +178,10 @@ std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bo
     wait(busy, [] { return "too many collectives in flight"; });
   }
   Shared::Slot& slot = shared_->slot(rank_, ticket);
-  const void* const data = tensor.const_data_ptr();
-  if (reads && !arena_->contains(data)) {
-    const auto copy = arena_->allocate(static_cast<std::int64_t>(tensor.nbytes()));
-    if (!copy) {
-      throw Error(fmt::format("{}: there is no room for {} bytes in the memory that ranks share",
-                              call.text(), tensor.nbytes()));
-    }
-    copies_[ticket] = *copy;
-    copy_around_cache(arena_->at(*copy), data, tensor.nbytes());
-    slot.offset.store(*copy);
-  } else {
-    slot.offset.store(reads ? arena_->offset_of(data) : 0);
-  }
+  if (shared.defined()) slot.offset.store(arena_->offset_of(shared.const_data_ptr()));
   slot.fingerprint.store(call.fingerprint);
   announce(ticket, Stage::kPosted);
   return ticket;
-}
-
-void HostTransport::renew(std::uint64_t ticket, std::int64_t offset, const void* data,
-                          std::int64_t bytes) {
-  const auto copy = copies_.find(ticket);
-  if (copy == copies_.end()) return;  // peers read the tensor itself
-  copy_around_cache(arena_->at(copy->second + offset), data, static_cast<std::size_t>(bytes));
-}
-
-void HostTransport::withdraw(std::uint64_t ticket) {
-  const auto copy = copies_.find(ticket);
-  if (copy == copies_.end()) return;
-  arena_->free(copy->second);
-  copies_.erase(copy);
 }
 
 void HostTransport::announce(std::uint64_t ticket, Stage stage) {
@@ -305,12 +295,21 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
 }
 
 // Posts before the transport knows this work: posting may wait, and waiting advances all work.
-HostWork::HostWork(HostTransport& transport, const Call& call, at::Tensor tensor, bool reads)
+HostWork::HostWork(HostTransport& transport, const Call& call, const at::Tensor& tensor,
+                   std::vector<int> readers)
     : transport_(transport),
       call_(call),
-      posted_(std::move(tensor)),
-      ticket_(transport.post(call, posted_, reads)) {
+      readers_(std::move(readers)),
+      shared_(readers_.empty() ? at::Tensor() : transport.shared(call, tensor)),
+      ticket_(transport.post(call, shared_)) {
   transport_.active_.push_back(this);
+}
+
+int HostWork::waits_for() const {
+  if (const int peer = needs(); peer >= 0) return peer;
+  const auto reader = std::ranges::find_if(
+      readers_, [this](int r) { return !reached(r, HostTransport::Stage::kFinished); });
+  return reader == readers_.end() ? -1 : *reader;
 }
 
 void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
@@ -319,9 +318,13 @@ void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
   transport_.done_reading(peer, from, *this);
 }
 
-HostWork::~HostWork() {
-  std::erase(transport_.active_, this);
-  transport_.withdraw(ticket_);
+void HostWork::renew(std::int64_t offset, const at::Tensor& part) {
+  std::byte* const seen = static_cast<std::byte*>(shared_.mutable_data_ptr()) + offset;
+  if (seen != part.const_data_ptr()) {
+    copy_around_cache(seen, part.const_data_ptr(), part.nbytes());
+  }
 }
+
+HostWork::~HostWork() { std::erase(transport_.active_, this); }
 
 }  // namespace zero::dist

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -55,13 +54,14 @@ class HostTransport {
   void set_part_of(CallLog& log) { log_ = &log; }
   /// Ends the wait of another thread, all later ones, and those of peers for this rank.
   void stop();
-  /// Takes the next ticket and lets peers read `tensor` (none of it unless `reads`). Blocks only
-  /// when a thousand collectives are in flight.
-  std::uint64_t post(const Call& call, const at::Tensor& tensor, bool reads);
-  /// Replaces `bytes` at `offset` of the posted data by those of `data`.
-  void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
-  /// The posted data is not read any more.
-  void withdraw(std::uint64_t ticket);
+  /// The ranks but this one.
+  std::vector<int> peers() const;
+  /// `tensor`, if it lies in the arena, or a copy of it there. Throws zero::Error that names the
+  /// call if there is no room.
+  at::Tensor shared(const Call& call, const at::Tensor& tensor) const;
+  /// Takes the next ticket and lets peers read `shared`, if it is defined. Blocks only when a
+  /// thousand collectives are in flight.
+  std::uint64_t post(const Call& call, const at::Tensor& shared);
   void announce(std::uint64_t ticket, Stage stage);
   bool reached(int peer, std::uint64_t ticket, std::uint64_t fingerprint, Stage stage) const;
   /// The data that `peer` posted, from byte `offset` on, like `shape`. End with done_reading().
@@ -106,9 +106,8 @@ class HostTransport {
   Shared* shared_ = nullptr;                   // at the start of page_
   std::vector<Peer> peers_;
   std::vector<HostWork*> active_;
-  memory::SharedArena* arena_ = nullptr;          // of this process
-  std::map<std::uint64_t, std::int64_t> copies_;  // offset in arena_ of copied data, by ticket
-  std::string lost_;                              // why the group is dead; empty while it lives
+  memory::SharedArena* arena_ = nullptr;  // of this process
+  std::string lost_;                      // why the group is dead; empty while it lives
   std::atomic<bool> stopped_ = false;
   std::vector<int> names_;  // by rank: its number in the world
 };
@@ -117,8 +116,9 @@ class HostTransport {
 /// rank.
 class HostWork : public Work::Pending {
  public:
-  /// Lets peers read `tensor` while the work lives (none of it unless `reads`).
-  HostWork(HostTransport& transport, const Call& call, at::Tensor tensor, bool reads);
+  /// Lets `readers`, which may be empty, read `tensor` while the work lives.
+  HostWork(HostTransport& transport, const Call& call, const at::Tensor& tensor,
+           std::vector<int> readers);
   ~HostWork() override;
   HostWork(const HostWork&) = delete;
   HostWork& operator=(const HostWork&) = delete;
@@ -126,18 +126,22 @@ class HostWork : public Work::Pending {
   void wait() override {
     transport_.wait([this] { return waits_for(); }, [this] { return what(); });
   }
+  bool wait_output() override {
+    transport_.wait([this] { return needs(); }, [this] { return what(); });
+    return waits_for() >= 0;
+  }
 
   /// Does what can be done without blocking; returns whether that was anything.
   virtual bool progress() = 0;
-  bool complete() const { return waits_for() < 0; }
-  /// A rank whose next step this work needs; -1 if it is complete.
-  virtual int waits_for() const = 0;
+  /// A rank whose next step this rank needs for its results; -1 if it has them.
+  virtual int needs() const = 0;
+  /// The same, or a reader that has not finished; -1 if the work is complete.
+  int waits_for() const;
   /// For error messages.
   std::string what() const { return call_.text(); }
 
  protected:
   const Call& call() const { return call_; }
-  const at::Tensor& posted() const { return posted_; }
   std::uint64_t ticket() const { return ticket_; }
   bool reached(int peer, HostTransport::Stage stage) const {
     return transport_.reached(peer, ticket_, call_.fingerprint, stage);
@@ -145,12 +149,15 @@ class HostWork : public Work::Pending {
 
   /// Copies from byte `offset` of the data of `peer`.
   void copy(int peer, std::int64_t offset, const at::Tensor& to);
+  /// Peers read the data of `part` from byte `offset` on.
+  void renew(std::int64_t offset, const at::Tensor& part);
 
   HostTransport& transport_;
 
  private:
   Call call_;
-  at::Tensor posted_;
+  std::vector<int> readers_;
+  at::Tensor shared_;
   std::uint64_t ticket_;
 };
 
