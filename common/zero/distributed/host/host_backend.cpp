@@ -59,8 +59,8 @@ class CollectiveWork final : public HostWork {
     std::vector<at::Tensor> contributions;
     for (int r = 0; r < transport_.size(); ++r) {
       const at::Tensor own = pieces_->of(me);
-      contributions.push_back(
-          r == me ? own : transport_.data_of(r, ticket(), pieces_->offset(me), own));
+      contributions.push_back(r == me ? own
+                                      : transport_.data_of(r, ticket(), pieces_->offset(me), own));
     }
     add_up(call(), output, contributions);
     for (int r = 0; r < transport_.size(); ++r) {
