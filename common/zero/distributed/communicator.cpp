@@ -378,26 +378,20 @@ bool Communicator::checks_gradients() const {
 
 void Communicator::progress() {
   const auto started = Clock::now();
-  progress_with_groups();
+  for_each_backend(&Backend::progress);
   times_.note_exposed("progress", nullptr, started);
 }
 
-void Communicator::progress_with_groups() {
-  for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
-    if (backend != nullptr) backend->progress();
-  }
-  for (Communicator* group : groups_) group->progress_with_groups();
-}
-
 void Communicator::synchronize() {
-  parent_ != nullptr ? parent_->synchronize() : synchronize_with_groups();
+  parent_ != nullptr ? parent_->synchronize() : for_each_backend(&Backend::synchronize);
 }
 
-void Communicator::synchronize_with_groups() {
+// Those of groups, too.
+void Communicator::for_each_backend(void (Backend::*step)()) {
   for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
-    if (backend != nullptr) backend->synchronize();
+    if (backend != nullptr) (backend->*step)();
   }
-  for (Communicator* group : groups_) group->synchronize_with_groups();
+  for (Communicator* group : groups_) group->for_each_backend(step);
 }
 
 void Communicator::set_step(std::int64_t step) {

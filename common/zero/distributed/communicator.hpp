@@ -151,8 +151,7 @@ class Communicator final {
   void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor* tensor = nullptr);
   CallLog* call_log() const;
   std::string_view public_call() const;
-  void progress_with_groups();
-  void synchronize_with_groups();
+  void for_each_backend(void (Backend::*step)());
   void check_rank(Operation operation, int peer) const;
   void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
                     const char* piece_is, const at::Tensor& piece, bool same_dtype = true) const;
