@@ -55,7 +55,6 @@ class FakeBackend final : public Backend {
   }
   void combine(const at::Tensor& tensor, int divisor) const;
   void all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
-  void gather(const at::Tensor& output, const at::Tensor& input) const;
 
   int rank_;
   int size_;
@@ -147,24 +146,19 @@ void FakeBackend::finish(const Call& call, const at::Tensor& output,
 
 void FakeBackend::all_gather(const Call& call, const at::Tensor& output,
                              const at::Tensor& input) const {
-  const at::Tensor own = output.view({size_, -1}).select(0, rank_);
-  if (call.copy_own_chunk || own.data_ptr() == input.data_ptr()) return gather(output, input);
-  // It stays as it is, as with ranks of one host: a copy was not asked for.
-  const memory::Charge charge(memory::Category::kCommunication);
-  const at::Tensor before = own.clone();
-  gather(output, input);
-  own.copy_(before);
-}
-
-void FakeBackend::gather(const at::Tensor& output, const at::Tensor& input) const {
-  // The input may be a window of the output, which is overwritten.
-  const memory::Charge charge(memory::Category::kCommunication);
-  const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
   const at::Tensor pieces = output.view({size_, -1});
-  const bool of_own = !receive_from_source(output) && output.scalar_type() != at::kByte;
-  // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
-  if (output.scalar_type() == at::kByte) output.zero_();
-  of_own ? pieces.copy_(own.expand_as(pieces)) : pieces.narrow(0, rank_, 1).copy_(own);
+  const at::Tensor own = pieces.select(0, rank_);
+  const memory::Charge charge(memory::Category::kCommunication);
+  // The input may be a window of the output, which is overwritten.
+  const at::Tensor sent = (output.is_alias_of(input) ? input.clone() : input).view({-1});
+  // It stays as it is, as with ranks of one host, if a copy was not asked for.
+  const bool stays = !call.copy_own_chunk && own.data_ptr() != input.data_ptr();
+  const at::Tensor mine = stays ? own.clone() : sent;
+  if (!receive_from_source(output)) {
+    // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
+    output.scalar_type() == at::kByte ? output.zero_() : pieces.copy_(sent.expand_as(pieces));
+  }
+  own.copy_(mine);
 }
 
 }  // namespace zero::dist
