@@ -107,12 +107,6 @@ Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::T
   });
 }
 
-namespace {
-
-constexpr auto kLook = std::chrono::microseconds(50);
-
-}  // namespace
-
 class DeviceBackend::FlightWork final : public Work::Pending {
  public:
   FlightWork(DeviceBackend& backend, std::shared_ptr<Flight> flight)
@@ -206,6 +200,7 @@ void DeviceBackend::synchronize() {
 }
 
 void DeviceBackend::wait_for(const Flight& flight) {
+  constexpr auto kLook = std::chrono::microseconds(50);
   const auto limit = std::chrono::steady_clock::now() + timeout_;
   auto next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
   for (;;) {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
+#include <set>
 
 #include <zero/base/error.hpp>
 #include <zero/base/variable.hpp>
@@ -30,16 +30,13 @@ HostRoutes::Choice HostRoutes::choice(const std::string& between_hosts) {
 }
 
 std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, Choice choice) {
-  const auto same = std::ranges::count(hosts, hosts.empty() ? 0 : hosts.front());
-  const auto ranks = static_cast<std::ptrdiff_t>(hosts.size());
-  if (same < 2 || same == ranks || ranks % same != 0) return std::nullopt;
-  std::vector<int> seen;
-  for (auto first = hosts.begin(); first != hosts.end(); first += same) {
-    if (std::count(first, first + same, *first) != same) return std::nullopt;
-    if (std::ranges::count(seen, *first) > 0) return std::nullopt;
-    seen.push_back(*first);
+  const std::size_t ranks = hosts.size(), different = std::set(hosts.begin(), hosts.end()).size();
+  if (different < 2 || different == ranks || ranks % different != 0) return std::nullopt;
+  const std::size_t same = ranks / different;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    if (hosts[r] != hosts[r / same * same]) return std::nullopt;
   }
-  return HostRoutes(static_cast<int>(ranks / same), static_cast<int>(same), choice);
+  return HostRoutes(static_cast<int>(different), static_cast<int>(same), choice);
 }
 
 std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t elements,
