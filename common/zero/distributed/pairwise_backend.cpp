@@ -43,44 +43,33 @@ Backend::WorkPtr PairwiseBackend::start(const Call& call, at::Tensor output, at:
   if (adds_up(call.operation)) {
     return reduce_pieces(call, Pieces(call, rank_, size_, output, input));
   }
-  switch (call.operation) {
-    case Operation::kBroadcast:
-      return broadcast(call, input);
-    case Operation::kSend:
-    case Operation::kRecv:
-      return message(call, std::move(input));
-    default:
-      return gather(call, output, input);
+  if (call.operation == Operation::kSend || call.operation == Operation::kRecv) {
+    return message(call, std::move(input));
   }
+  return exchange(call, output, input);
 }
 
-Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, const at::Tensor& tensor) {
-  if (rank_ != call.root) return exchange_parts(call, tensor, {}, {{call.root, tensor}});
-  std::vector<Part> outgoing;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) outgoing.push_back({peer, tensor});
-  }
-  return exchange_parts(call, tensor, std::move(outgoing), {});
-}
-
-Backend::WorkPtr PairwiseBackend::gather(const Call& call, const at::Tensor& output,
-                                         const at::Tensor& input) {
-  const auto me = static_cast<std::size_t>(rank_);
-  const bool same_to_all = call.operation != Operation::kAllToAll;
-  const at::Tensor source = input.flatten();
-  const std::vector<at::Tensor> to = output.flatten().chunk(size_);
-  const std::vector<at::Tensor> from =
-      same_to_all ? std::vector<at::Tensor>(to.size(), source) : source.chunk(size_);
+Backend::WorkPtr PairwiseBackend::exchange(const Call& call, const at::Tensor& output,
+                                           const at::Tensor& input) {
+  using Tensors = std::vector<at::Tensor>;
+  const auto me = static_cast<std::size_t>(rank_), size = static_cast<std::size_t>(size_);
+  const bool casts = call.operation == Operation::kBroadcast;
+  const bool cuts = call.operation == Operation::kAllToAll;
+  const at::Tensor source = input.flatten(), whole = output.flatten();
+  // from[p] goes to rank p, and to[p] comes from it.
+  const Tensors from = cuts ? source.chunk(size_) : Tensors(size, source);
+  const Tensors to = casts ? Tensors(size, whole) : whole.chunk(size_);
   if (call.copy_own_chunk && to[me].const_data_ptr() != from[me].const_data_ptr()) {
     to[me].copy_(from[me]);
   }
-  const std::int64_t offset =  // of this rank's piece in the input of another
-      same_to_all ? 0 : rank_ * static_cast<std::int64_t>(from[me].nbytes());
+  // Of this rank's piece in the input of another.
+  const std::int64_t offset = cuts ? rank_ * static_cast<std::int64_t>(from[me].nbytes()) : 0;
   std::vector<Part> outgoing, incoming;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    outgoing.push_back({peer, from[static_cast<std::size_t>(peer)]});
-    incoming.push_back({peer, to[static_cast<std::size_t>(peer)], offset});
+    const auto p = static_cast<std::size_t>(peer);
+    if (!casts || rank_ == call.root) outgoing.push_back({peer, from[p]});
+    if (!casts || peer == call.root) incoming.push_back({peer, to[p], offset});
   }
   return exchange_parts(call, source, std::move(outgoing), std::move(incoming));
 }

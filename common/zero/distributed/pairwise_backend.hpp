@@ -59,9 +59,8 @@ class PairwiseBackend : public Backend {
   virtual WorkPtr message(const Call& call, at::Tensor tensor) = 0;
 
  private:
-  WorkPtr broadcast(const Call& call, const at::Tensor& tensor);
-  /// An all-gather or an all-to-all.
-  WorkPtr gather(const Call& call, const at::Tensor& output, const at::Tensor& input);
+  /// Broadcast, all-gather, all-to-all.
+  WorkPtr exchange(const Call& call, const at::Tensor& output, const at::Tensor& input);
 
   int rank_;
   int size_;
