@@ -2,7 +2,6 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <utility>
 
 #include <zero/distributed/hierarchical/host_chain.hpp>
 #include <zero/distributed/rank_order.hpp>
