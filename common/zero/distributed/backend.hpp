@@ -62,6 +62,17 @@ class Backend {
   virtual bool finds_not_finite() const { return false; }
 };
 
+/// A Pending whose wait() calls `finish`.
+template <typename Finish>
+Backend::WorkPtr when_waited_for(Finish finish) {
+  struct WhenWaitedFor final : Work::Pending {
+    explicit WhenWaitedFor(Finish f) : finish(std::move(f)) {}
+    void wait() override { finish(); }
+    Finish finish;
+  };
+  return std::make_unique<WhenWaitedFor>(std::move(finish));
+}
+
 /// A rank among others that have met.
 struct Place {
   int rank;

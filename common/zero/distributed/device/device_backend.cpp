@@ -107,23 +107,6 @@ Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::T
   });
 }
 
-class DeviceBackend::FlightWork final : public Work::Pending {
- public:
-  FlightWork(DeviceBackend& backend, std::shared_ptr<Flight> flight)
-      : backend_(backend), flight_(std::move(flight)) {}
-
-  void wait() override {
-    backend_.forget_completed();
-    flight_->done.block(backend_.current_stream());
-    flight_->waited_for = true;
-    flight_->buffers.clear();
-  }
-
- private:
-  DeviceBackend& backend_;
-  std::shared_ptr<Flight> flight_;
-};
-
 void DeviceBackend::abort(const std::string& cause) noexcept {
   if (!aborted_.empty()) return;
   aborted_ = cause;
@@ -235,7 +218,12 @@ Backend::WorkPtr DeviceBackend::fly(const Call& call, std::vector<at::Tensor> bu
     throw;
   }
   flight->done.record(side);
-  return std::make_unique<FlightWork>(*this, flight);
+  return when_waited_for([this, flight] {
+    forget_completed();
+    flight->done.block(current_stream());
+    flight->waited_for = true;
+    flight->buffers.clear();
+  });
 }
 
 void DeviceBackend::launch(const Call& call, const GroupOperation& operation) {

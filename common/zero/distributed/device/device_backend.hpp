@@ -75,7 +75,6 @@ class DeviceBackend final : public Backend {
   void synchronize() override;
 
  private:
-  class FlightWork;
   using GroupOperation = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
   DeviceGroup new_group(const char* name) const;

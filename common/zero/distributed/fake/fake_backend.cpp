@@ -34,21 +34,13 @@ class FakeBackend final : public Backend {
   }
 
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
-    return std::make_unique<WhenWaitedFor>(*this, call, std::move(output), std::move(input));
+    // Like a real operation, it has no effect before wait().
+    return when_waited_for([this, call, output = std::move(output), input = std::move(input)] {
+      finish(call, output, input);
+    });
   }
 
  private:
-  // Like a real operation, it has no effect before wait().
-  struct WhenWaitedFor final : Work::Pending {
-    WhenWaitedFor(FakeBackend& backend, const Call& call, at::Tensor output, at::Tensor input)
-        : backend(backend), call(call), output(std::move(output)), input(std::move(input)) {}
-    void wait() override { backend.finish(call, output, input); }
-
-    FakeBackend& backend;
-    Call call;
-    at::Tensor output, input;
-  };
-
   void finish(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
   bool receive_from_source(const at::Tensor& tensor) const {
     return *source_ && (*source_)(tensor);

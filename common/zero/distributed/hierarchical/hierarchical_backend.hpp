@@ -43,8 +43,6 @@ class HierarchicalBackend final : public Backend {
   std::unique_ptr<Backend> take_direct() { return std::move(direct_); }
 
  private:
-  class TaskWork;
-
   WorkPtr run_in_order(const Call& call, std::shared_ptr<HostTask> task);
 
   std::unique_ptr<Backend> direct_;
