@@ -26,24 +26,20 @@ c10::Stream new_stream(at::Device device) {
 }  // namespace
 
 DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
-    : rank_(place.rank),
-      size_(place.size),
-      native_(place.options.order == ReductionOrder::kNative),
-      timeout_(place.options.timeout),
-      store_(place.store),
+    : place_(place),
       transport_(std::move(transport)),
       gradients_(new_stream(transport_.device)),
       others_(new_stream(transport_.device)) {
   // The group takes the device of the tensors; allocations without an index follow the current one.
   c10::impl::VirtualGuardImpl(transport_.device.type()).setDevice(transport_.device);
-  if (size_ > 1 || transport_.works_alone) group_ = new_group("all");
+  if (place_.size > 1 || transport_.works_alone) group_ = new_group("all");
 }
 
 DeviceGroup DeviceBackend::new_group(const char* name) const {
-  StorePtr store = store_->store();
+  StorePtr store = place_.store->store();
   if (store == nullptr) store = c10::make_intrusive<c10d::HashStore>();  // of one rank
-  return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank_, size_,
-                               timeout_);
+  return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), place_.rank,
+                               place_.size, place_.options.timeout);
 }
 
 DeviceBackend::~DeviceBackend() {
@@ -55,7 +51,7 @@ DeviceBackend::~DeviceBackend() {
     }
   } catch (const std::exception& error) {
     log_error(fmt::format("rank {}: the connections of {} could not be closed: {}",
-                          store_->call_log().world_rank(rank_), transport_.name,
+                          place_.store->call_log().world_rank(place_.rank), transport_.name,
                           first_line(error.what())));
   }
 }
@@ -67,15 +63,15 @@ Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const Pieces& 
       launch(call, [&](c10d::Backend& group) { return group.alltoall(incoming, outgoing); });
     };
     std::vector<at::Tensor> all;
-    for (int r = 0; r < size_; ++r) all.push_back(pieces.of(r));
-    reduce_by_exchange(all, pieces.output, rank_, call.divisor, pieces.gather, exchange);
+    for (int r = 0; r < place_.size; ++r) all.push_back(pieces.of(r));
+    reduce_by_exchange(all, pieces.output, place_.rank, call.divisor, pieces.gather, exchange);
   });
 }
 
 Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (input.numel() == 0) return nullptr;  // a message
-  if (adds_up(call.operation) && !native_) {
-    return reduce_in_order(call, Pieces(call, rank_, size_, output, input));
+  if (adds_up(call.operation) && place_.options.order == ReductionOrder::kRankOrdered) {
+    return reduce_in_order(call, Pieces(call, place_.rank, place_.size, output, input));
   }
   at::Tensor to = output.flatten(), from = input.flatten();
   std::vector<at::Tensor> in_place{to};
@@ -102,7 +98,7 @@ Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::T
   };
   return fly(call, {to, from}, [&] {
     launch(call, operation);
-    const bool has_sum = call.operation != Operation::kReduce || rank_ == call.root;
+    const bool has_sum = call.operation != Operation::kReduce || place_.rank == call.root;
     if (adds_up(call.operation) && has_sum) divide(to, call.divisor);
   });
 }
@@ -116,7 +112,7 @@ void DeviceBackend::abort(const std::string& cause) noexcept {
       group->abort();
     } catch (const std::exception& error) {
       log_error(fmt::format("rank {}: the operations of {} could not be ended: {}",
-                            store_->call_log().world_rank(rank_), transport_.name,
+                            place_.store->call_log().world_rank(place_.rank), transport_.name,
                             first_line(error.what())));
     }
   }
@@ -127,7 +123,7 @@ void DeviceBackend::fail(const Flight& flight, const std::string& cause) {
   throw Error(fmt::format(
       "{}: not complete within {} s, or a rank is gone; another rank ended, is stopped, "
       "or is in another collective ({})",
-      flight.call.text(), std::chrono::duration<double>(timeout_).count(), cause));
+      flight.call.text(), std::chrono::duration<double>(place_.options.timeout).count(), cause));
 }
 
 std::string DeviceBackend::error_of_groups() const {
@@ -142,8 +138,8 @@ std::string DeviceBackend::error_of_groups() const {
 }
 
 bool DeviceBackend::goes_down(const Call& call) const {
-  if (call.operation == Operation::kSend) return call.root < rank_;
-  return call.operation == Operation::kRecv && call.root > rank_;
+  if (call.operation == Operation::kSend) return call.root < place_.rank;
+  return call.operation == Operation::kRecv && call.root > place_.rank;
 }
 
 c10d::Backend& DeviceBackend::group_of(const Call& call) {
@@ -184,7 +180,7 @@ void DeviceBackend::synchronize() {
 
 void DeviceBackend::wait_for(const Flight& flight) {
   constexpr auto kLook = std::chrono::microseconds(50);
-  const auto limit = std::chrono::steady_clock::now() + timeout_;
+  const auto limit = std::chrono::steady_clock::now() + place_.options.timeout;
   auto next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
   for (;;) {
     const bool done = flight.done.query();
@@ -192,7 +188,7 @@ void DeviceBackend::wait_for(const Flight& flight) {
     if (done) return;
     if (std::chrono::steady_clock::now() > limit) fail(flight, "time limit");
     if (std::chrono::steady_clock::now() > next_look) {
-      const std::string why = store_->call_log().disagreement();
+      const std::string why = place_.store->call_log().disagreement();
       if (!why.empty()) fail(flight, why);
       next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
     }

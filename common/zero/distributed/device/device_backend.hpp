@@ -99,11 +99,7 @@ class DeviceBackend final : public Backend {
   /// The same, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
 
-  int rank_;
-  int size_;
-  bool native_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<StoreExchange> store_;
+  Place place_;
   DeviceTransport transport_;
   DeviceGroup group_;
   DeviceGroup down_;  // messages to lower ranks; null before the first one
