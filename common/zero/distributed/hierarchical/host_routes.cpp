@@ -55,41 +55,35 @@ std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t e
   return ranges;
 }
 
-bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
-  if (choice_ == Choice::kDirect) return false;
-  // Integers cannot be averaged, which the direct way says.
-  if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
+std::optional<std::pair<std::int64_t, std::int64_t>> HostRoutes::bytes_of_a_host(
+    Operation operation, const at::Tensor& tensor) const {
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
   const std::int64_t sums =
       tensor.numel() *
       static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type())));
-  // From the host that sends most.
-  std::int64_t directly = 0, this_way = 0;
-  switch (call.operation) {
+  switch (operation) {
     case Operation::kAllGather:
-      directly = per_host_ * (hosts_ - 1) * per_host_ * bytes;
-      this_way = per_host_ * (hosts_ - 1) * bytes;
-      break;
+      return {{per_host_ * (hosts_ - 1) * per_host_ * bytes, per_host_ * (hosts_ - 1) * bytes}};
     case Operation::kBroadcast:
-      directly = per_host_ * (hosts_ - 1) * bytes;
-      this_way = (hosts_ - 1) * bytes;
-      break;
+      return {{per_host_ * (hosts_ - 1) * bytes, (hosts_ - 1) * bytes}};
     case Operation::kReduce:
-      directly = per_host_ * bytes;
-      this_way = sums;
-      break;
+      return {{per_host_ * bytes, sums}};
     case Operation::kReduceScatter:
-      directly = per_host_ * bytes / hosts_ * (hosts_ - 1);
-      this_way = sums;
-      break;
+      return {{per_host_ * bytes / hosts_ * (hosts_ - 1), sums}};
     case Operation::kAllReduce:
-      directly = 2 * (per_host_ * bytes / hosts_ * (hosts_ - 1));
-      this_way = hosts_ == 2 ? sums : sums + bytes;
-      break;
+      return {{2 * (per_host_ * bytes / hosts_ * (hosts_ - 1)), hosts_ == 2 ? sums : sums + bytes}};
     default:
-      return false;
+      return std::nullopt;
   }
-  if (choice_ == Choice::kHierarchical) return true;
+}
+
+bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
+  if (choice_ == Choice::kDirect) return false;
+  // Integers cannot be averaged, which the direct way says.
+  if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
+  const auto bytes = bytes_of_a_host(call.operation, tensor);
+  if (!bytes || choice_ == Choice::kHierarchical) return bytes.has_value();
+  const auto [directly, this_way] = *bytes;
   return directly >= kLeastBytes && this_way < directly;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/distributed/work.hpp>
@@ -53,6 +54,9 @@ class HostRoutes {
  private:
   HostRoutes(int hosts, int per_host, Choice choice)
       : hosts_(hosts), per_host_(per_host), choice_(choice) {}
+  /// From the host that sends most: sent directly, and this way. Nothing for other operations.
+  std::optional<std::pair<std::int64_t, std::int64_t>> bytes_of_a_host(
+      Operation operation, const at::Tensor& tensor) const;
 
   int hosts_;
   int per_host_;
