@@ -118,25 +118,25 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
     std::string place;
-    int page = -1, arena = -1;
+    int pid = 0, page = -1, arena = -1;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
-    if (!(words >> place >> peer.pid >> page >> arena)) {
+    if (!(words >> place >> pid >> page >> arena)) {
       return fmt::format("rank {} does not want it", name_of(r));
     }
     if (place != where_pids_are_valid())
       return fmt::format("rank {} is on another host", name_of(r));
     try {
       if (!page_) {
-        page_ = std::make_unique<memory::SharedArena>(peer.pid, page, Shared::bytes(size_),
+        page_ = std::make_unique<memory::SharedArena>(pid, page, Shared::bytes(size_),
                                                       /*writes=*/true);
       }
-      if (r != rank_) peer.arena = std::make_unique<memory::SharedArena>(peer.pid, arena);
+      if (r != rank_) peer.arena = std::make_unique<memory::SharedArena>(pid, arena);
     } catch (const Error& error) {
       return fmt::format("the memory of rank {} cannot be read: {}", name_of(r), error.what());
     }
     shared_ = reinterpret_cast<Shared*>(page_->at(0));
     if (r == rank_) continue;
-    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
+    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
     if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", name_of(r));
   }
   return "";

@@ -81,7 +81,6 @@ class HostTransport {
   friend class HostWork;
   struct Shared;
   struct Peer {
-    int pid = 0;
     int handle = -1;  ///< pidfd: readable once the process has ended, even before it is reaped
     std::unique_ptr<memory::SharedArena> arena;
   };
