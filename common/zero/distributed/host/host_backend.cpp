@@ -63,8 +63,7 @@ class CollectiveWork final : public HostWork {
                                       : transport_.data_of(r, ticket(), pieces_->offset(me), own));
     }
     add_up(call(), output, contributions);
-    for (int r = 0; r < transport_.size(); ++r) {
-      if (r == me) continue;
+    for (const int r : transport_.others()) {
       transport_.done_reading(r, contributions[static_cast<std::size_t>(r)], *this);
     }
     summed_ = true;
@@ -110,8 +109,7 @@ Backend::WorkPtr HostBackend::exchange_parts(const Call& call, at::Tensor source
 Backend::WorkPtr HostBackend::reduce_pieces(const Call& call, Pieces pieces) {
   std::vector<int> readers;
   std::vector<Part> incoming;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
+  for (const int r : transport_->others()) {
     const bool owns = pieces.length(r) > 0;
     // Owners read this rank's contributions; with `gather` every rank reads this rank's sum.
     if (owns || (pieces.gather && pieces.length(rank()) > 0)) readers.push_back(r);

@@ -18,7 +18,7 @@ namespace zero::dist {
 class HostReads final : public HostWork {
  public:
   HostReads(HostTransport& transport, const Call& call, const at::Tensor& tensor)
-      : HostWork(transport, call, tensor, transport.peers()) {}
+      : HostWork(transport, call, tensor, transport.others()) {}
 
   /// The elements from `begin` on of the tensor of `peer`, as many as `shape` has. Blocks until it
   /// has made its own. End with done().

@@ -68,7 +68,10 @@ HostTransport::HostTransport(StoreExchange& exchange)
       timeout_(exchange.timeout()),
       log_(&exchange.call_log()),
       peers_(static_cast<std::size_t>(size_)) {
-  for (int r = 0; r < size_; ++r) names_.push_back(log_->world_rank(r));
+  for (int r = 0; r < size_; ++r) {
+    names_.push_back(log_->world_rank(r));
+    if (r != rank_) others_.push_back(r);
+  }
 }
 
 void HostTransport::stop() {
@@ -140,14 +143,6 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
     if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", name_of(r));
   }
   return "";
-}
-
-std::vector<int> HostTransport::peers() const {
-  std::vector<int> peers;
-  for (int r = 0; r < size_; ++r) {
-    if (r != rank_) peers.push_back(r);
-  }
-  return peers;
 }
 
 at::Tensor HostTransport::shared(const Call& call, const at::Tensor& tensor) const {
@@ -255,8 +250,7 @@ bool HostTransport::progress_all() {
 }
 
 void HostTransport::notify() {
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
+  for (const int r : others_) {
     Shared::Rank& peer = shared_->ranks()[r];
     peer.bell.fetch_add(1);
     if (peer.sleeping.load() != 0) {

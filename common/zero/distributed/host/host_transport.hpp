@@ -54,7 +54,7 @@ class HostTransport {
   /// Ends the wait of another thread, all later ones, and those of peers for this rank.
   void stop();
   /// The ranks but this one.
-  std::vector<int> peers() const;
+  const std::vector<int>& others() const { return others_; }
   /// `tensor`, if it lies in the arena, or a copy of it there. Throws zero::Error that names the
   /// call if there is no room.
   at::Tensor shared(const Call& call, const at::Tensor& tensor) const;
@@ -108,6 +108,7 @@ class HostTransport {
   std::string lost_;                      // why the group is dead; empty while it lives
   std::atomic<bool> stopped_ = false;
   std::vector<int> names_;  // by rank: its number in the world
+  std::vector<int> others_;
 };
 
 /// A collective over a HostTransport. progress() takes its steps, called from any wait() of this
