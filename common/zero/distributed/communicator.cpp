@@ -108,8 +108,7 @@ void Communicator::set_hosts(std::vector<int> hosts) {
         fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
   }
   connection_->hosts = std::move(hosts);
-  if (!connection_->over_hosts || connection_->cpu == nullptr) return;
-  connection_->cpu = connection_->over_hosts(std::move(connection_->cpu), connection_->hosts);
+  if (connection_->over_hosts && connection_->cpu != nullptr) connection_->over_hosts(*connection_);
 }
 
 Backend* Communicator::backend() const { return connection_->cpu.get(); }
@@ -146,7 +145,7 @@ WorkPtr Communicator::start(const Call& call, const at::Tensor& output, const at
     if (size_ == 1 && adds_up(call.operation)) divide(output, call.divisor);
     return nullptr;
   }
-  count_bytes(call, bytes_to, &input);
+  count_bytes(call, bytes_to, input);
   return backend_of(call.operation, input).start(call, output, input);
 }
 
@@ -266,7 +265,8 @@ Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Pur
                   .root = peer};
   count(call, /*calls=*/1, 0, 0);
   if (operation == Operation::kSend) {
-    count_bytes(call, [&](int other) { return other == peer ? call.bytes : 0; });
+    count_bytes(
+        call, [&](int other) { return other == peer ? call.bytes : 0; }, tensor);
   }
   return times_.track(call, backend.start(call, tensor, tensor), started);
 }
@@ -332,10 +332,10 @@ void Communicator::count(const Call& call, std::int64_t calls, std::int64_t byte
   if (parent_ != nullptr) parent_->count(call, calls, bytes, between_hosts);
 }
 
-// Counts `bytes_to(peer)` for each other rank; between hosts what the backend sends for `tensor`.
+// Counts `bytes_to(peer)` for each other rank; between hosts what is really sent for `tensor`.
 template <typename BytesTo>
 void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
-                               const at::Tensor* tensor) {
+                               const at::Tensor& tensor) {
   std::int64_t bytes = 0, between_hosts = 0;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -343,9 +343,8 @@ void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
     bytes += to_peer;
     if (host_of(peer) != host_of(rank_)) between_hosts += to_peer;
   }
-  if (tensor != nullptr) {
-    const Backend& backend = backend_of(call.operation, *tensor);
-    between_hosts = backend.sent_between_hosts(call, *tensor).value_or(between_hosts);
+  if (const auto& routes = connection_->routes) {
+    between_hosts = routes->sent_between_hosts(call, tensor, rank_).value_or(between_hosts);
   }
   count(call, /*calls=*/0, bytes, between_hosts);
 }

@@ -148,7 +148,7 @@ class Communicator final {
                                        const at::Tensor& input, const BytesTo& bytes_to);
   void count(const Call& call, std::int64_t calls, std::int64_t bytes, std::int64_t between_hosts);
   template <typename BytesTo>
-  void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor* tensor = nullptr);
+  void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor& tensor);
   CallLog* call_log() const;
   std::string_view public_call() const;
   void for_each_backend(void (Backend::*step)());

@@ -19,19 +19,12 @@ class FakeBackend final : public Backend {
       : rank_(rank), size_(size), source_(std::move(source)) {}
 
   void set_source(FakeSource source) { *source_ = std::move(source); }
-  void set_hosts(const std::vector<int>& hosts) {
-    routes_ = HostRoutes::of(hosts, HostRoutes::choice("auto"));
-  }
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   bool takes(at::Device /*device*/) const override { return true; }
   // The same as in a real group, so that a step has the same number of collectives. Nothing is
   // added up here, so no gradient is ever found not finite.
   bool finds_not_finite() const override { return true; }
-  std::optional<std::int64_t> sent_between_hosts(const Call& call,
-                                                 const at::Tensor& tensor) const override {
-    return routes_ ? routes_->sent_between_hosts(call, tensor, rank_) : std::nullopt;
-  }
 
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
     // Like a real operation, it has no effect before wait().
@@ -51,7 +44,6 @@ class FakeBackend final : public Backend {
   int rank_;
   int size_;
   std::shared_ptr<FakeSource> source_;  // one for all groups of this rank
-  std::optional<HostRoutes> routes_;
 };
 
 Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>& source) {
@@ -63,9 +55,8 @@ Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>
                 return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
               },
           .over_hosts =
-              [](std::unique_ptr<Backend> cpu, const std::vector<int>& hosts) {
-                dynamic_cast<FakeBackend&>(*cpu).set_hosts(hosts);
-                return cpu;
+              [](Connection& connection) {
+                connection.routes = HostRoutes::of(connection.hosts, HostRoutes::choice("auto"));
               }};
 }
 
