@@ -79,7 +79,7 @@ std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
   GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size,
                                    place.options.loopback, place.options.timeout);
   std::string reason;
-  auto transport = HostTransport::open(*place.store, /*wanted=*/mode != "tcp", reason);
+  auto transport = HostTransport::open(place, /*wanted=*/mode != "tcp", reason);
   if (mode == "host" && transport == nullptr) {
     throw Error(fmt::format(
         "the ranks cannot read each other's memory: {}; choose transport auto or tcp", reason));

@@ -62,11 +62,11 @@ struct HostTransport::Shared {
   static std::int64_t bytes(int size) { return size * static_cast<std::int64_t>(sizeof(Rank)); }
 };
 
-HostTransport::HostTransport(StoreExchange& exchange)
-    : rank_(exchange.rank()),
-      size_(exchange.size()),
-      timeout_(exchange.timeout()),
-      log_(&exchange.call_log()),
+HostTransport::HostTransport(const Place& place)
+    : rank_(place.rank),
+      size_(place.size),
+      timeout_(place.options.timeout),
+      log_(&place.store->call_log()),
       peers_(static_cast<std::size_t>(size_)) {
   for (int r = 0; r < size_; ++r) {
     names_.push_back(log_->world_rank(r));
@@ -90,12 +90,12 @@ HostTransport::~HostTransport() {
   }
 }
 
-std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, bool wanted,
+std::unique_ptr<HostTransport> HostTransport::open(const Place& place, bool wanted,
                                                    std::string& reason) {
-  std::unique_ptr<HostTransport> transport(new HostTransport(exchange));
-  const auto introductions = exchange.exchange(transport->export_handles(wanted));
-  const auto verdicts = exchange.exchange(transport->import_handles(introductions));
-  for (int r = 0; r < exchange.size(); ++r) {
+  std::unique_ptr<HostTransport> transport(new HostTransport(place));
+  const auto introductions = place.store->exchange(transport->export_handles(wanted));
+  const auto verdicts = place.store->exchange(transport->import_handles(introductions));
+  for (int r = 0; r < place.size; ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
     reason = fmt::format("rank {}: {}", transport->name_of(r), verdict);

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include <zero/distributed/backend.hpp>
 #include <zero/distributed/store/store_exchange.hpp>
-#include <zero/distributed/work.hpp>
 #include <zero/memory/shared_arena.hpp>
 
 namespace zero::dist {
@@ -40,9 +40,8 @@ class HostTransport {
   /// Called by all ranks; blocks for two exchanges through the store. Returns null on every rank if
   /// any does not want it or cannot reach another (on another host, in another pid namespace, or
   /// the system refuses to share memory). `reason` then names the rank and the cause.
-  /// `exchange` must outlive the transport.
-  static std::unique_ptr<HostTransport> open(StoreExchange& exchange, bool wanted,
-                                             std::string& reason);
+  /// The store of `place` must outlive the transport.
+  static std::unique_ptr<HostTransport> open(const Place& place, bool wanted, std::string& reason);
   ~HostTransport();
   HostTransport(const HostTransport&) = delete;
   HostTransport& operator=(const HostTransport&) = delete;
@@ -85,7 +84,7 @@ class HostTransport {
     std::unique_ptr<memory::SharedArena> arena;
   };
 
-  explicit HostTransport(StoreExchange& exchange);
+  explicit HostTransport(const Place& place);
   std::string export_handles(bool wanted);
   std::string import_handles(const std::vector<std::string>& introductions);
   void notify();

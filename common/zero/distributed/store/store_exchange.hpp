@@ -38,9 +38,6 @@ class StoreExchange {
   /// The calls of all users of this store.
   CallLog& call_log() { return log_; }
   const StorePtr& store() const { return store_; }
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
   int server() const { return server_; }
 
  private:
