@@ -149,15 +149,14 @@ void over_hosts(const Place& place, int number, Connection& connection) {
   }
   connection.routes.reset();
   GlooBackend* const gloo = gloo_in(cpu.get());
-  const HostRoutes::Choice choice = HostRoutes::choice(place.options.between_hosts);
+  const std::string choice = HostRoutes::choice(place.options.between_hosts);
   const auto routes = HostRoutes::of(connection.hosts, choice);
   if (!routes || gloo == nullptr) return;
   // Ranks that read each other's memory are on one machine, whatever they call hosts.
   const bool on_one_machine = dynamic_cast<HostBackend*>(cpu.get()) != nullptr;
-  const bool goes_directly = choice == HostRoutes::Choice::kDirect ||
-                             (choice == HostRoutes::Choice::kAuto && on_one_machine);
+  const bool goes_directly = choice == "direct" || (choice == "auto" && on_one_machine);
   // Ranks that chose differently would take different ways: then all go directly.
-  const std::string mine = goes_directly ? "direct" : std::to_string(static_cast<int>(choice));
+  const std::string mine = goes_directly ? "direct" : choice;
   for (const std::string& theirs : place.store->exchange(mine)) {
     if (goes_directly || theirs != mine) return;
   }

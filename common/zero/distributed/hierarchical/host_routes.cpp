@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <map>
 #include <set>
 
 #include <zero/base/error.hpp>
@@ -20,16 +19,13 @@ at::ScalarType type_of_sums(at::ScalarType dtype) {
   return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
 
-HostRoutes::Choice HostRoutes::choice(const std::string& between_hosts) {
-  const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
-                                                 {"direct", Choice::kDirect},
-                                                 {"hierarchical", Choice::kHierarchical}};
+std::string HostRoutes::choice(const std::string& between_hosts) {
   const std::string word = base::variable("ZERO_BETWEEN_HOSTS").value_or(between_hosts);
-  if (choices.count(word) > 0) return choices.at(word);
+  if (word == "auto" || word == "direct" || word == "hierarchical") return word;
   throw Error(fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", word));
 }
 
-std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, Choice choice) {
+std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, const std::string& choice) {
   const std::size_t ranks = hosts.size(), different = std::set(hosts.begin(), hosts.end()).size();
   if (different < 2 || different == ranks || ranks % different != 0) return std::nullopt;
   const std::size_t same = ranks / different;
@@ -78,11 +74,11 @@ std::optional<std::pair<std::int64_t, std::int64_t>> HostRoutes::bytes_of_a_host
 }
 
 bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
-  if (choice_ == Choice::kDirect) return false;
+  if (choice_ == "direct") return false;
   // Integers cannot be averaged, which the direct way says.
   if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
   const auto bytes = bytes_of_a_host(call.operation, tensor);
-  if (!bytes || choice_ == Choice::kHierarchical) return bytes.has_value();
+  if (!bytes || choice_ == "hierarchical") return bytes.has_value();
   const auto [directly, this_way] = *bytes;
   return directly >= kLeastBytes && this_way < directly;
 }
