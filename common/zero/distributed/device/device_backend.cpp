@@ -32,7 +32,7 @@ DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
       others_(new_stream(transport_.device)) {
   // The group takes the device of the tensors; allocations without an index follow the current one.
   c10::impl::VirtualGuardImpl(transport_.device.type()).setDevice(transport_.device);
-  if (place_.size > 1 || transport_.works_alone) group_ = new_group("all");
+  if (place_.size > 1 || transport_.works_alone) groups_[false] = new_group("all");
 }
 
 DeviceGroup DeviceBackend::new_group(const char* name) const {
@@ -46,9 +46,7 @@ DeviceBackend::~DeviceBackend() {
   if (std::uncaught_exceptions() > 0) abort("an exception");
   if (!aborted_.empty()) return;
   try {
-    for (const DeviceGroup& group : {group_, down_}) {
-      if (group != nullptr) group->shutdown();
-    }
+    for (const auto& [down, group] : groups_) group->shutdown();
   } catch (const std::exception& error) {
     log_error(fmt::format("rank {}: the connections of {} could not be closed: {}",
                           place_.store->call_log().world_rank(place_.rank), transport_.name,
@@ -106,8 +104,7 @@ Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::T
 void DeviceBackend::abort(const std::string& cause) noexcept {
   if (!aborted_.empty()) return;
   aborted_ = cause;
-  for (const DeviceGroup& group : {group_, down_}) {
-    if (group == nullptr) continue;
+  for (const auto& [down, group] : groups_) {
     try {
       group->abort();
     } catch (const std::exception& error) {
@@ -128,8 +125,7 @@ void DeviceBackend::fail(const Flight& flight, const std::string& cause) {
 
 std::string DeviceBackend::error_of_groups() const {
   if (!aborted_.empty()) return aborted_;
-  for (const DeviceGroup& group : {group_, down_}) {
-    if (group == nullptr) continue;
+  for (const auto& [down, group] : groups_) {
     const c10d::ErrorType error = group->getError();
     if (error == c10d::ErrorType::TIMEOUT) return "time limit";
     if (error != c10d::ErrorType::SUCCESS) return "the connection is lost";
@@ -143,9 +139,9 @@ bool DeviceBackend::goes_down(const Call& call) const {
 }
 
 c10d::Backend& DeviceBackend::group_of(const Call& call) {
-  if (!goes_down(call)) return *group_;
-  if (down_ == nullptr) down_ = new_group("down");
-  return *down_;
+  const bool down = goes_down(call);
+  if (!groups_.contains(down)) groups_[down] = new_group("down");
+  return *groups_.at(down);
 }
 
 const c10::Stream& DeviceBackend::stream_of(const Call& call) {

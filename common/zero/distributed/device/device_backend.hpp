@@ -101,8 +101,7 @@ class DeviceBackend final : public Backend {
 
   Place place_;
   DeviceTransport transport_;
-  DeviceGroup group_;
-  DeviceGroup down_;  // messages to lower ranks; null before the first one
+  std::map<bool, DeviceGroup> groups_;  // by goes_down(); such messages make theirs
   c10::Stream gradients_;
   c10::Stream others_;
   std::map<std::pair<int, bool>, c10::Stream> messages_;  // by peer and goes_down()
