@@ -145,7 +145,7 @@ WorkPtr Communicator::start(const Call& call, const at::Tensor& output, const at
     if (size_ == 1 && adds_up(call.operation)) divide(output, call.divisor);
     return nullptr;
   }
-  count_bytes(call, bytes_to, input);
+  count_bytes(call, bytes_to, &input);
   return backend_of(call.operation, input).start(call, output, input);
 }
 
@@ -265,8 +265,7 @@ Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Pur
                   .root = peer};
   count(call, /*calls=*/1, 0, 0);
   if (operation == Operation::kSend) {
-    count_bytes(
-        call, [&](int other) { return other == peer ? call.bytes : 0; }, tensor);
+    count_bytes(call, [&](int other) { return other == peer ? call.bytes : 0; });
   }
   return times_.track(call, backend.start(call, tensor, tensor), started);
 }
@@ -335,7 +334,7 @@ void Communicator::count(const Call& call, std::int64_t calls, std::int64_t byte
 // Counts `bytes_to(peer)` for each other rank; between hosts what is really sent for `tensor`.
 template <typename BytesTo>
 void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
-                               const at::Tensor& tensor) {
+                               const at::Tensor* tensor) {
   std::int64_t bytes = 0, between_hosts = 0;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -343,8 +342,8 @@ void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
     bytes += to_peer;
     if (host_of(peer) != host_of(rank_)) between_hosts += to_peer;
   }
-  if (const auto& routes = connection_->routes) {
-    between_hosts = routes->sent_between_hosts(call, tensor, rank_).value_or(between_hosts);
+  if (const auto& routes = connection_->routes; routes && tensor != nullptr) {
+    between_hosts = routes->sent_between_hosts(call, *tensor, rank_).value_or(between_hosts);
   }
   count(call, /*calls=*/0, bytes, between_hosts);
 }
@@ -357,20 +356,26 @@ bool Communicator::checks_gradients() const {
 
 void Communicator::progress() {
   const auto started = Clock::now();
-  for_each_backend(&Backend::progress);
+  progress_with_groups();
   times_.note_exposed("progress", nullptr, started);
 }
 
 void Communicator::synchronize() {
-  parent_ != nullptr ? parent_->synchronize() : for_each_backend(&Backend::synchronize);
+  parent_ != nullptr ? parent_->synchronize() : synchronize_with_groups();
 }
 
-// Those of groups, too.
-void Communicator::for_each_backend(void (Backend::*step)()) {
+void Communicator::progress_with_groups() {
   for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
-    if (backend != nullptr) (backend->*step)();
+    if (backend != nullptr) backend->progress();
   }
-  for (Communicator* group : groups_) group->for_each_backend(step);
+  for (Communicator* group : groups_) group->progress_with_groups();
+}
+
+void Communicator::synchronize_with_groups() {
+  for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
+    if (backend != nullptr) backend->synchronize();
+  }
+  for (Communicator* group : groups_) group->synchronize_with_groups();
 }
 
 void Communicator::set_step(std::int64_t step) {

@@ -148,10 +148,11 @@ class Communicator final {
                                        const at::Tensor& input, const BytesTo& bytes_to);
   void count(const Call& call, std::int64_t calls, std::int64_t bytes, std::int64_t between_hosts);
   template <typename BytesTo>
-  void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor& tensor);
+  void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor* tensor = nullptr);
   CallLog* call_log() const;
   std::string_view public_call() const;
-  void for_each_backend(void (Backend::*step)());
+  void progress_with_groups();
+  void synchronize_with_groups();
   void check_rank(Operation operation, int peer) const;
   void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
                     const char* piece_is, const at::Tensor& piece, bool same_dtype = true) const;
