@@ -191,8 +191,8 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
       kill_the_rest(children, started);
       return;
     }
-    const auto failure = std::ranges::find_if(
-        children, [](const Child& c) { return !c.running && !c.exit.ok(); });
+    const auto failure =
+        std::ranges::find_if(children, [](const Child& c) { return !c.running && !c.exit.ok(); });
     if (failure != children.end() && !failed) {
       failed = true;
       others_hear(how_it_ended(failure->exit));
