@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <zero/distributed/connect.hpp>
+#include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduction.hpp>
 #include <zero/distributed/work.hpp>
 
@@ -46,12 +47,6 @@ class Backend {
   virtual void progress() {}
   virtual void synchronize() {}
 
-  /// Bytes that this rank sends to other hosts in this call for `tensor`, which it reduces, gathers
-  /// or broadcasts. Nothing: the bytes that Communicator counts for each rank there.
-  virtual std::optional<std::int64_t> sent_between_hosts(const Call&, const at::Tensor&) const {
-    return std::nullopt;
-  }
-
   /// How bytes travel, as text for people.
   virtual std::string transport() const = 0;
   /// Whether it carries tensors of this device.
@@ -61,6 +56,17 @@ class Backend {
   /// Whether it says through Call::not_finite which sums are not finite.
   virtual bool finds_not_finite() const { return false; }
 };
+
+/// A Pending whose wait() calls `finish`.
+template <typename Finish>
+Backend::WorkPtr when_waited_for(Finish finish) {
+  struct WhenWaitedFor final : Work::Pending {
+    explicit WhenWaitedFor(Finish f) : finish(std::move(f)) {}
+    void wait() override { finish(); }
+    Finish finish;
+  };
+  return std::make_unique<WhenWaitedFor>(std::move(finish));
+}
 
 /// A rank among others that have met.
 struct Place {
@@ -91,10 +97,10 @@ struct Connection {
   /// The connection of a group, of which this rank is rank `rank`.
   std::function<Connection(int rank, const std::vector<int>& ranks, const std::string& label)>
       split = {};
-  std::vector<int> hosts = {};  ///< by rank; empty: one host
-  /// `cpu` for ranks on these hosts, by rank. Called by all ranks; may block. Null: `cpu` stays.
-  std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>, const std::vector<int>& hosts)>
-      over_hosts = {};
+  std::vector<int> hosts = {};            ///< by rank; empty: one host
+  std::optional<HostRoutes> routes = {};  ///< between `hosts`; nothing: all tensors go directly
+  /// Sets `cpu` and `routes` for `hosts`. Called by all ranks; may block. Null: they stay.
+  std::function<void(Connection&)> over_hosts = {};
 };
 
 }  // namespace zero::dist

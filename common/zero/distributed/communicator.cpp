@@ -23,39 +23,17 @@ using WorkPtr = Backend::WorkPtr;
 namespace {
 
 // Waits for a reduction into `wide` and copies it to `result`, rounded.
-class NarrowingWork final : public Work::Pending {
- public:
-  NarrowingWork(WorkPtr work, at::Tensor wide, at::Tensor result, NotFinite* not_finite)
-      : work_(std::move(work)),
-        wide_(std::move(wide)),
-        result_(std::move(result)),
-        not_finite_(not_finite) {}
-
-  void wait() override {
-    if (work_ != nullptr) work_->wait();
-    const at::NoGradGuard no_grad;
-    result_.copy_(wide_.view_as(result_));
-    // The sum was checked before rounding, but rounding may overflow.
-    if (not_finite_ == nullptr || all_finite(result_) || !all_finite(wide_)) return;
-    not_finite_->find(result_, {}, {}, /*overwritten_finite=*/true);
-  }
-
- private:
-  WorkPtr work_;
-  at::Tensor wide_;
-  at::Tensor result_;
-  NotFinite* not_finite_;
-};
-
 WorkPtr narrowing(const Call& call, WorkPtr work, const at::Tensor& wide,
                   const at::Tensor& result) {
   if (wide.const_data_ptr() == result.const_data_ptr()) return work;
-  return std::make_unique<NarrowingWork>(std::move(work), wide, result, call.not_finite);
-}
-
-void copy_unless_same(const at::Tensor& output, const at::Tensor& input) {
-  if (output.const_data_ptr() == input.const_data_ptr()) return;
-  at::Tensor(output).copy_(input.view_as(output));
+  return when_waited_for([work = std::move(work), wide, result, not_finite = call.not_finite] {
+    if (work != nullptr) work->wait();
+    const at::NoGradGuard no_grad;
+    result.copy_(wide.view_as(result));
+    // The sum was checked before rounding, but rounding may overflow.
+    if (not_finite == nullptr || all_finite(result) || !all_finite(wide)) return;
+    not_finite->find(result, {}, {}, /*overwritten_finite=*/true);
+  });
 }
 
 void check_tensor(Operation operation, const at::Tensor& tensor) {
@@ -130,8 +108,7 @@ void Communicator::set_hosts(std::vector<int> hosts) {
         fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
   }
   connection_->hosts = std::move(hosts);
-  if (!connection_->over_hosts || connection_->cpu == nullptr) return;
-  connection_->cpu = connection_->over_hosts(std::move(connection_->cpu), connection_->hosts);
+  if (connection_->over_hosts && connection_->cpu != nullptr) connection_->over_hosts(*connection_);
 }
 
 Backend* Communicator::backend() const { return connection_->cpu.get(); }
@@ -162,7 +139,9 @@ template <typename BytesTo>
 WorkPtr Communicator::start(const Call& call, const at::Tensor& output, const at::Tensor& input,
                             const BytesTo& bytes_to) {
   if (!sends(input)) {
-    if (call.copy_own_chunk) copy_unless_same(output, input);
+    if (call.copy_own_chunk && output.const_data_ptr() != input.const_data_ptr()) {
+      output.copy_(input.view_as(output));
+    }
     if (size_ == 1 && adds_up(call.operation)) divide(output, call.divisor);
     return nullptr;
   }
@@ -352,7 +331,7 @@ void Communicator::count(const Call& call, std::int64_t calls, std::int64_t byte
   if (parent_ != nullptr) parent_->count(call, calls, bytes, between_hosts);
 }
 
-// Counts `bytes_to(peer)` for each other rank; between hosts what the backend sends for `tensor`.
+// Counts `bytes_to(peer)` for each other rank; between hosts what is really sent for `tensor`.
 template <typename BytesTo>
 void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
                                const at::Tensor* tensor) {
@@ -363,9 +342,8 @@ void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
     bytes += to_peer;
     if (host_of(peer) != host_of(rank_)) between_hosts += to_peer;
   }
-  if (tensor != nullptr) {
-    const Backend& backend = backend_of(call.operation, *tensor);
-    between_hosts = backend.sent_between_hosts(call, *tensor).value_or(between_hosts);
+  if (const auto& routes = connection_->routes; routes && tensor != nullptr) {
+    between_hosts = routes->sent_between_hosts(call, *tensor, rank_).value_or(between_hosts);
   }
   count(call, /*calls=*/0, bytes, between_hosts);
 }
@@ -382,15 +360,15 @@ void Communicator::progress() {
   times_.note_exposed("progress", nullptr, started);
 }
 
+void Communicator::synchronize() {
+  parent_ != nullptr ? parent_->synchronize() : synchronize_with_groups();
+}
+
 void Communicator::progress_with_groups() {
   for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
     if (backend != nullptr) backend->progress();
   }
   for (Communicator* group : groups_) group->progress_with_groups();
-}
-
-void Communicator::synchronize() {
-  parent_ != nullptr ? parent_->synchronize() : synchronize_with_groups();
 }
 
 void Communicator::synchronize_with_groups() {

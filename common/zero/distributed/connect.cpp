@@ -79,7 +79,7 @@ std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
   GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size,
                                    place.options.loopback, place.options.timeout);
   std::string reason;
-  auto transport = HostTransport::open(*place.store, /*wanted=*/mode != "tcp", reason);
+  auto transport = HostTransport::open(place, /*wanted=*/mode != "tcp", reason);
   if (mode == "host" && transport == nullptr) {
     throw Error(fmt::format(
         "the ranks cannot read each other's memory: {}; choose transport auto or tcp", reason));
@@ -140,25 +140,25 @@ Connection split(const Place& place, int rank, const std::vector<int>& ranks,
   return join(std::move(group));
 }
 
-// `cpu`, with a way between hosts that sends less where there is one. Called by all ranks; `number`
-// tells this call from those before.
-std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_ptr<Backend> cpu,
-                                    const std::vector<int>& hosts) {
+// Gives a connection a way between its hosts that sends less where there is one. Called by all
+// ranks; `number` tells this call from those before.
+void over_hosts(const Place& place, int number, Connection& connection) {
+  std::unique_ptr<Backend>& cpu = connection.cpu;
   if (auto* const earlier = dynamic_cast<HierarchicalBackend*>(cpu.get())) {
     cpu = earlier->take_direct();
   }
+  connection.routes.reset();
   GlooBackend* const gloo = gloo_in(cpu.get());
-  const HostRoutes::Choice choice = HostRoutes::choice(place.options.between_hosts);
-  const auto routes = HostRoutes::of(hosts, choice);
-  if (!routes || gloo == nullptr) return cpu;
+  const std::string choice = HostRoutes::choice(place.options.between_hosts);
+  const auto routes = HostRoutes::of(connection.hosts, choice);
+  if (!routes || gloo == nullptr) return;
   // Ranks that read each other's memory are on one machine, whatever they call hosts.
   const bool on_one_machine = dynamic_cast<HostBackend*>(cpu.get()) != nullptr;
-  const bool goes_directly = choice == HostRoutes::Choice::kDirect ||
-                             (choice == HostRoutes::Choice::kAuto && on_one_machine);
+  const bool goes_directly = choice == "direct" || (choice == "auto" && on_one_machine);
   // Ranks that chose differently would take different ways: then all go directly.
-  const std::string mine = goes_directly ? "direct" : std::to_string(static_cast<int>(choice));
+  const std::string mine = goes_directly ? "direct" : choice;
   for (const std::string& theirs : place.store->exchange(mine)) {
-    if (goes_directly || theirs != mine) return cpu;
+    if (goes_directly || theirs != mine) return;
   }
   std::vector<int> of_host;
   for (int p = 0; p < routes->per_host(); ++p) {
@@ -169,11 +169,12 @@ std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_
       split(place, routes->place_of(place.rank), of_host, fmt::format("/inside a host/{}", number));
   auto* const host = dynamic_cast<HostBackend*>(inside.cpu.get());
   for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
-    if (said != "can") return cpu;
+    if (said != "can") return;
   }
   host->host_transport().set_part_of(place.store->call_log());
-  return std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
-                                               std::move(inside));
+  cpu = std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
+                                              std::move(inside));
+  connection.routes = routes;
 }
 
 // Called by all ranks of the group that `place` describes.
@@ -188,9 +189,8 @@ Connection join(Place place) {
   joined.order = place.options.order;
   joined.store = place.store;
   if (device == at::kCPU) {
-    joined.over_hosts = [place, number = 0](std::unique_ptr<Backend> cpu,
-                                            const std::vector<int>& hosts) mutable {
-      return over_hosts(place, number++, std::move(cpu), hosts);
+    joined.over_hosts = [place, number = 0](Connection& connection) mutable {
+      over_hosts(place, number++, connection);
     };
   }
   joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,

@@ -36,11 +36,9 @@ class SharedFile {
   SharedFile() : descriptor_(static_cast<int>(::syscall(SYS_memfd_create, "zero", 0U))) {
     if (descriptor_ < 0) throw Error(fmt::format("memfd_create failed: {}", std::strerror(errno)));
   }
-  SharedFile(SharedFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  SharedFile& operator=(SharedFile&&) = delete;
-  ~SharedFile() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+  ~SharedFile() { ::close(descriptor_); }
 
   int descriptor() const { return descriptor_; }
 
@@ -70,7 +68,7 @@ struct Child {
   int pid_descriptor = -1;
   SharedFile result;
   SharedFile output;
-  bool running = true;
+  bool running = false;
   RankExit exit;
 };
 
@@ -102,7 +100,7 @@ bool has_other_threads() {
 
 [[noreturn]] void run_child(int rank, const Child& child, const LaunchOptions& options,
                             pid_t parent, bool lost_threads,
-                            const std::function<std::string(int)>& function) {
+                            const std::function<std::string(int)>& function) noexcept {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) std::_Exit(1);  // the parent died before the line above
   if (options.capture_output) {
@@ -188,13 +186,13 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
   std::optional<Clock::time_point> deadline;
   if (options.total_timeout.count() > 0) deadline = started + options.total_timeout;
   bool failed = false;
-  while (std::any_of(children.begin(), children.end(), [](const Child& c) { return c.running; })) {
+  while (std::ranges::any_of(children, &Child::running)) {
     if (!wait_for_one(children, deadline, started)) {
       kill_the_rest(children, started);
       return;
     }
-    const auto failure = std::find_if(children.begin(), children.end(),
-                                      [](const Child& c) { return !c.running && !c.exit.ok(); });
+    const auto failure =
+        std::ranges::find_if(children, [](const Child& c) { return !c.running && !c.exit.ok(); });
     if (failure != children.end() && !failed) {
       failed = true;
       others_hear(how_it_ended(failure->exit));
@@ -229,25 +227,21 @@ std::vector<RankExit> run_processes(LaunchOptions options,
   const pid_t parent = ::getpid();
   const bool lost_threads = has_other_threads();
   std::vector<Child> children(static_cast<std::size_t>(options.world_size));
-  for (std::size_t rank = 0; rank < children.size(); ++rank) {
-    Child& child = children[rank];
-    child.exit.rank = options.first_rank + static_cast<int>(rank);
-    child.pid = ::fork();
-    if (child.pid == 0) {
-      run_child(static_cast<int>(rank), child, options, parent, lost_threads, function);
-    }
-    if (child.pid > 0) {
-      child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));
-    }
-    if (child.pid < 0 || child.pid_descriptor < 0) {
-      const std::string cause = std::strerror(errno);
-      children.resize(rank);
-      kill_the_rest(children, started);
-      throw Error(
-          fmt::format("rank {} of {} could not be started: {}", rank, options.world_size, cause));
-    }
-  }
   try {
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      Child& child = children[static_cast<std::size_t>(rank)];
+      child.exit.rank = options.first_rank + rank;
+      child.pid = ::fork();
+      if (child.pid == 0) run_child(rank, child, options, parent, lost_threads, function);
+      child.running = child.pid > 0;
+      if (child.running) {
+        child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));
+      }
+      if (child.pid_descriptor < 0) {
+        throw Error(fmt::format("rank {} of {} could not be started: {}", rank, options.world_size,
+                                std::strerror(errno)));
+      }
+    }
     watch(children, options, started, others_hear);
   } catch (...) {
     kill_the_rest(children, started);  // otherwise they would run unwatched

@@ -23,6 +23,10 @@ std::int64_t Pieces::length(int rank) const {
   return bounds[r + 1] - bounds[r];
 }
 
+std::int64_t Pieces::offset(int rank) const {
+  return bounds[static_cast<std::size_t>(rank)] * static_cast<std::int64_t>(input.element_size());
+}
+
 at::Tensor Pieces::of(int rank) const {
   return input.narrow(0, bounds[static_cast<std::size_t>(rank)], length(rank));
 }
@@ -39,57 +43,35 @@ Backend::WorkPtr PairwiseBackend::start(const Call& call, at::Tensor output, at:
   if (adds_up(call.operation)) {
     return reduce_pieces(call, Pieces(call, rank_, size_, output, input));
   }
-  switch (call.operation) {
-    case Operation::kBroadcast:
-      return broadcast(call, input);
-    case Operation::kAllToAll:
-      return all_to_all(call, output, input);
-    case Operation::kSend:
-    case Operation::kRecv:
-      return message(call, std::move(input));
-    default:
-      return all_gather(call, output, input);
+  if (call.operation == Operation::kSend || call.operation == Operation::kRecv) {
+    return message(call, std::move(input));
   }
+  return exchange(call, output, input);
 }
 
-Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, const at::Tensor& tensor) {
-  if (rank_ != call.root) return exchange_parts(call, tensor, {}, {{call.root, tensor}});
-  std::vector<Part> outgoing;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) outgoing.push_back({peer, tensor});
+Backend::WorkPtr PairwiseBackend::exchange(const Call& call, const at::Tensor& output,
+                                           const at::Tensor& input) {
+  using Tensors = std::vector<at::Tensor>;
+  const auto me = static_cast<std::size_t>(rank_), size = static_cast<std::size_t>(size_);
+  const bool casts = call.operation == Operation::kBroadcast;
+  const bool cuts = call.operation == Operation::kAllToAll;
+  const at::Tensor source = input.flatten(), whole = output.flatten();
+  // from[p] goes to rank p, and to[p] comes from it.
+  const Tensors from = cuts ? source.chunk(size_) : Tensors(size, source);
+  const Tensors to = casts ? Tensors(size, whole) : whole.chunk(size_);
+  if (call.copy_own_chunk && to[me].const_data_ptr() != from[me].const_data_ptr()) {
+    to[me].copy_(from[me]);
   }
-  return exchange_parts(call, tensor, std::move(outgoing), {});
-}
-
-Backend::WorkPtr PairwiseBackend::all_gather(const Call& call, const at::Tensor& output,
-                                             const at::Tensor& input) {
-  const std::vector<at::Tensor> to = output.flatten().chunk(size_);
-  const at::Tensor source = input.flatten();
-  const at::Tensor& own = to[static_cast<std::size_t>(rank_)];
-  if (call.copy_own_chunk && own.const_data_ptr() != source.const_data_ptr()) own.copy_(source);
+  // Of this rank's piece in the input of another.
+  const std::int64_t offset = cuts ? rank_ * static_cast<std::int64_t>(from[me].nbytes()) : 0;
   std::vector<Part> outgoing, incoming;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    outgoing.push_back({peer, source});
-    incoming.push_back({peer, to[static_cast<std::size_t>(peer)]});
+    const auto p = static_cast<std::size_t>(peer);
+    if (!casts || rank_ == call.root) outgoing.push_back({peer, from[p]});
+    if (!casts || peer == call.root) incoming.push_back({peer, to[p], offset});
   }
   return exchange_parts(call, source, std::move(outgoing), std::move(incoming));
-}
-
-Backend::WorkPtr PairwiseBackend::all_to_all(const Call& call, const at::Tensor& output,
-                                             const at::Tensor& input) {
-  const std::vector<at::Tensor> from = input.flatten().chunk(size_);
-  const std::vector<at::Tensor> to = output.flatten().chunk(size_);
-  const auto me = static_cast<std::size_t>(rank_);
-  to[me].copy_(from[me]);
-  const auto offset = rank_ * static_cast<std::int64_t>(from[me].nbytes());  // of this rank's piece
-  std::vector<Part> outgoing, incoming;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    outgoing.push_back({peer, from[static_cast<std::size_t>(peer)]});
-    incoming.push_back({peer, to[static_cast<std::size_t>(peer)], offset});
-  }
-  return exchange_parts(call, input, std::move(outgoing), std::move(incoming));
 }
 
 }  // namespace zero::dist

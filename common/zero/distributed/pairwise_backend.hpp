@@ -18,6 +18,7 @@ struct Pieces {
   Pieces(const Call& call, int rank, int size, const at::Tensor& result, const at::Tensor& whole);
 
   std::int64_t length(int rank) const;
+  std::int64_t offset(int rank) const;  ///< in bytes
   at::Tensor of(int rank) const;
 
   at::Tensor input;   ///< flat
@@ -58,9 +59,8 @@ class PairwiseBackend : public Backend {
   virtual WorkPtr message(const Call& call, at::Tensor tensor) = 0;
 
  private:
-  WorkPtr broadcast(const Call& call, const at::Tensor& tensor);
-  WorkPtr all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input);
-  WorkPtr all_to_all(const Call& call, const at::Tensor& output, const at::Tensor& input);
+  /// Broadcast, all-gather, all-to-all.
+  WorkPtr exchange(const Call& call, const at::Tensor& output, const at::Tensor& input);
 
   int rank_;
   int size_;

@@ -41,30 +41,23 @@ std::int64_t SharedArena::default_size() {
 }
 
 SharedArena::SharedArena(std::int64_t size)
-    : file_(::memfd_create("zero-arena", MFD_CLOEXEC)),
-      process_(::getpid()),
-      size_(round_up(size, kHugePage)) {
-  if (file_ < 0) fail_arena("memfd_create");
-  if (::ftruncate(file_, static_cast<off_t>(size_)) != 0) {
-    ::close(file_);
-    fail_arena("ftruncate");
-  }
-  map(/*writes=*/true);
+    : SharedArena("memfd_create", ::memfd_create("zero-arena", MFD_CLOEXEC), size,
+                  /*writes=*/true) {
+  if (::ftruncate(file_, static_cast<off_t>(size_)) != 0) fail_arena("ftruncate");
 }
 
 SharedArena::SharedArena(int pid, int file, std::int64_t size, bool writes)
-    : file_(::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(),
-                   (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC)),
-      process_(::getpid()),
-      size_(round_up(size, kHugePage)) {
-  if (file_ < 0) fail_arena("open");
-  map(writes);
-}
+    : SharedArena("open",
+                  ::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(),
+                         (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC),
+                  size, writes) {}
 
-void SharedArena::map(bool writes) {
+SharedArena::SharedArena(const char* step, int file, std::int64_t size, bool writes)
+    : file_(file), process_(::getpid()), size_(round_up(size, kHugePage)) {
+  if (file_ < 0) fail_arena(step);
   // Huge pages need an address that is a multiple of theirs: room for one more, cut at both ends.
-  const auto size = static_cast<std::size_t>(size_);
-  void* const room = ::mmap(nullptr, size + kHugePage, PROT_NONE,
+  const auto length = static_cast<std::size_t>(size_);
+  void* const room = ::mmap(nullptr, length + kHugePage, PROT_NONE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);
   void* mapped = room;
   if (room != MAP_FAILED) {
@@ -72,8 +65,8 @@ void SharedArena::map(bool writes) {
     const auto skipped =
         static_cast<std::size_t>(-reinterpret_cast<std::intptr_t>(room) & (kHugePage - 1));
     if (skipped > 0) ::munmap(first, skipped);
-    if (skipped < kHugePage) ::munmap(first + skipped + size, kHugePage - skipped);
-    mapped = ::mmap(first + skipped, size, PROT_READ | (writes ? PROT_WRITE : 0),
+    if (skipped < kHugePage) ::munmap(first + skipped + length, kHugePage - skipped);
+    mapped = ::mmap(first + skipped, length, PROT_READ | (writes ? PROT_WRITE : 0),
                     MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_, 0);
   }
   if (mapped == MAP_FAILED) {
@@ -81,7 +74,7 @@ void SharedArena::map(bool writes) {
     fail_arena("mmap");
   }
   memory_ = static_cast<std::byte*>(mapped);
-  present_.resize(size / kHugePage);
+  present_.resize(length / kHugePage);
 }
 
 SharedArena::~SharedArena() {

@@ -55,11 +55,12 @@ class SharedArena {
   void forget(std::int64_t offset, std::int64_t bytes) const;
 
  private:
-  void map(bool writes);
+  /// Maps `file`, which `step` returned.
+  SharedArena(const char* step, int file, std::int64_t size, bool writes);
   void make_present(std::int64_t begin, std::int64_t end);
   void give_back(std::int64_t from, std::int64_t to);
 
-  int file_ = -1;
+  int file_;
   int process_;
   std::byte* memory_ = nullptr;
   std::int64_t size_;                          // in bytes, nearly all of it never touched

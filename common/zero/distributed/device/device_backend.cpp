@@ -26,36 +26,30 @@ c10::Stream new_stream(at::Device device) {
 }  // namespace
 
 DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
-    : rank_(place.rank),
-      size_(place.size),
-      native_(place.options.order == ReductionOrder::kNative),
-      timeout_(place.options.timeout),
-      store_(place.store),
+    : place_(place),
       transport_(std::move(transport)),
       gradients_(new_stream(transport_.device)),
       others_(new_stream(transport_.device)) {
   // The group takes the device of the tensors; allocations without an index follow the current one.
   c10::impl::VirtualGuardImpl(transport_.device.type()).setDevice(transport_.device);
-  if (size_ > 1 || transport_.works_alone) group_ = new_group("all");
+  if (place_.size > 1 || transport_.works_alone) groups_[false] = new_group("all");
 }
 
 DeviceGroup DeviceBackend::new_group(const char* name) const {
-  StorePtr store = store_->store();
+  StorePtr store = place_.store->store();
   if (store == nullptr) store = c10::make_intrusive<c10d::HashStore>();  // of one rank
-  return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank_, size_,
-                               timeout_);
+  return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), place_.rank,
+                               place_.size, place_.options.timeout);
 }
 
 DeviceBackend::~DeviceBackend() {
   if (std::uncaught_exceptions() > 0) abort("an exception");
   if (!aborted_.empty()) return;
   try {
-    for (const DeviceGroup& group : {group_, down_}) {
-      if (group != nullptr) group->shutdown();
-    }
+    for (const auto& [down, group] : groups_) group->shutdown();
   } catch (const std::exception& error) {
     log_error(fmt::format("rank {}: the connections of {} could not be closed: {}",
-                          store_->call_log().world_rank(rank_), transport_.name,
+                          place_.store->call_log().world_rank(place_.rank), transport_.name,
                           first_line(error.what())));
   }
 }
@@ -67,15 +61,15 @@ Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const Pieces& 
       launch(call, [&](c10d::Backend& group) { return group.alltoall(incoming, outgoing); });
     };
     std::vector<at::Tensor> all;
-    for (int r = 0; r < size_; ++r) all.push_back(pieces.of(r));
-    reduce_by_exchange(all, pieces.output, rank_, call.divisor, pieces.gather, exchange);
+    for (int r = 0; r < place_.size; ++r) all.push_back(pieces.of(r));
+    reduce_by_exchange(all, pieces.output, place_.rank, call.divisor, pieces.gather, exchange);
   });
 }
 
 Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (input.numel() == 0) return nullptr;  // a message
-  if (adds_up(call.operation) && !native_) {
-    return reduce_in_order(call, Pieces(call, rank_, size_, output, input));
+  if (adds_up(call.operation) && place_.options.order == ReductionOrder::kRankOrdered) {
+    return reduce_in_order(call, Pieces(call, place_.rank, place_.size, output, input));
   }
   at::Tensor to = output.flatten(), from = input.flatten();
   std::vector<at::Tensor> in_place{to};
@@ -102,44 +96,20 @@ Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::T
   };
   return fly(call, {to, from}, [&] {
     launch(call, operation);
-    const bool has_sum = call.operation != Operation::kReduce || rank_ == call.root;
+    const bool has_sum = call.operation != Operation::kReduce || place_.rank == call.root;
     if (adds_up(call.operation) && has_sum) divide(to, call.divisor);
   });
 }
 
-namespace {
-
-constexpr auto kLook = std::chrono::microseconds(50);
-
-}  // namespace
-
-class DeviceBackend::FlightWork final : public Work::Pending {
- public:
-  FlightWork(DeviceBackend& backend, std::shared_ptr<Flight> flight)
-      : backend_(backend), flight_(std::move(flight)) {}
-
-  void wait() override {
-    backend_.forget_completed();
-    flight_->done.block(backend_.current_stream());
-    flight_->waited_for = true;
-    flight_->buffers.clear();
-  }
-
- private:
-  DeviceBackend& backend_;
-  std::shared_ptr<Flight> flight_;
-};
-
 void DeviceBackend::abort(const std::string& cause) noexcept {
   if (!aborted_.empty()) return;
   aborted_ = cause;
-  for (const DeviceGroup& group : {group_, down_}) {
-    if (group == nullptr) continue;
+  for (const auto& [down, group] : groups_) {
     try {
       group->abort();
     } catch (const std::exception& error) {
       log_error(fmt::format("rank {}: the operations of {} could not be ended: {}",
-                            store_->call_log().world_rank(rank_), transport_.name,
+                            place_.store->call_log().world_rank(place_.rank), transport_.name,
                             first_line(error.what())));
     }
   }
@@ -150,13 +120,12 @@ void DeviceBackend::fail(const Flight& flight, const std::string& cause) {
   throw Error(fmt::format(
       "{}: not complete within {} s, or a rank is gone; another rank ended, is stopped, "
       "or is in another collective ({})",
-      flight.call.text(), std::chrono::duration<double>(timeout_).count(), cause));
+      flight.call.text(), std::chrono::duration<double>(place_.options.timeout).count(), cause));
 }
 
 std::string DeviceBackend::error_of_groups() const {
   if (!aborted_.empty()) return aborted_;
-  for (const DeviceGroup& group : {group_, down_}) {
-    if (group == nullptr) continue;
+  for (const auto& [down, group] : groups_) {
     const c10d::ErrorType error = group->getError();
     if (error == c10d::ErrorType::TIMEOUT) return "time limit";
     if (error != c10d::ErrorType::SUCCESS) return "the connection is lost";
@@ -165,14 +134,14 @@ std::string DeviceBackend::error_of_groups() const {
 }
 
 bool DeviceBackend::goes_down(const Call& call) const {
-  if (call.operation == Operation::kSend) return call.root < rank_;
-  return call.operation == Operation::kRecv && call.root > rank_;
+  if (call.operation == Operation::kSend) return call.root < place_.rank;
+  return call.operation == Operation::kRecv && call.root > place_.rank;
 }
 
 c10d::Backend& DeviceBackend::group_of(const Call& call) {
-  if (!goes_down(call)) return *group_;
-  if (down_ == nullptr) down_ = new_group("down");
-  return *down_;
+  const bool down = goes_down(call);
+  if (!groups_.contains(down)) groups_[down] = new_group("down");
+  return *groups_.at(down);
 }
 
 const c10::Stream& DeviceBackend::stream_of(const Call& call) {
@@ -206,7 +175,8 @@ void DeviceBackend::synchronize() {
 }
 
 void DeviceBackend::wait_for(const Flight& flight) {
-  const auto limit = std::chrono::steady_clock::now() + timeout_;
+  constexpr auto kLook = std::chrono::microseconds(50);
+  const auto limit = std::chrono::steady_clock::now() + place_.options.timeout;
   auto next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
   for (;;) {
     const bool done = flight.done.query();
@@ -214,7 +184,7 @@ void DeviceBackend::wait_for(const Flight& flight) {
     if (done) return;
     if (std::chrono::steady_clock::now() > limit) fail(flight, "time limit");
     if (std::chrono::steady_clock::now() > next_look) {
-      const std::string why = store_->call_log().disagreement();
+      const std::string why = place_.store->call_log().disagreement();
       if (!why.empty()) fail(flight, why);
       next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
     }
@@ -240,7 +210,12 @@ Backend::WorkPtr DeviceBackend::fly(const Call& call, std::vector<at::Tensor> bu
     throw;
   }
   flight->done.record(side);
-  return std::make_unique<FlightWork>(*this, flight);
+  return when_waited_for([this, flight] {
+    forget_completed();
+    flight->done.block(current_stream());
+    flight->waited_for = true;
+    flight->buffers.clear();
+  });
 }
 
 void DeviceBackend::launch(const Call& call, const GroupOperation& operation) {

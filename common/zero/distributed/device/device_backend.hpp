@@ -75,7 +75,6 @@ class DeviceBackend final : public Backend {
   void synchronize() override;
 
  private:
-  class FlightWork;
   using GroupOperation = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
   DeviceGroup new_group(const char* name) const;
@@ -100,14 +99,9 @@ class DeviceBackend final : public Backend {
   /// The same, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
 
-  int rank_;
-  int size_;
-  bool native_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<StoreExchange> store_;
+  Place place_;
   DeviceTransport transport_;
-  DeviceGroup group_;
-  DeviceGroup down_;  // messages to lower ranks; null before the first one
+  std::map<bool, DeviceGroup> groups_;  // by goes_down(); such messages make theirs
   c10::Stream gradients_;
   c10::Stream others_;
   std::map<std::pair<int, bool>, c10::Stream> messages_;  // by peer and goes_down()

@@ -19,48 +19,31 @@ class FakeBackend final : public Backend {
       : rank_(rank), size_(size), source_(std::move(source)) {}
 
   void set_source(FakeSource source) { *source_ = std::move(source); }
-  void set_hosts(const std::vector<int>& hosts) {
-    routes_ = HostRoutes::of(hosts, HostRoutes::choice("auto"));
-  }
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   bool takes(at::Device /*device*/) const override { return true; }
   // The same as in a real group, so that a step has the same number of collectives. Nothing is
   // added up here, so no gradient is ever found not finite.
   bool finds_not_finite() const override { return true; }
-  std::optional<std::int64_t> sent_between_hosts(const Call& call,
-                                                 const at::Tensor& tensor) const override {
-    return routes_ ? routes_->sent_between_hosts(call, tensor, rank_) : std::nullopt;
-  }
 
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override {
-    return std::make_unique<WhenWaitedFor>(*this, call, std::move(output), std::move(input));
+    // Like a real operation, it has no effect before wait().
+    return when_waited_for([this, call, output = std::move(output), input = std::move(input)] {
+      finish(call, output, input);
+    });
   }
 
  private:
-  // Like a real operation, it has no effect before wait().
-  struct WhenWaitedFor final : Work::Pending {
-    WhenWaitedFor(FakeBackend& backend, const Call& call, at::Tensor output, at::Tensor input)
-        : backend(backend), call(call), output(std::move(output)), input(std::move(input)) {}
-    void wait() override { backend.finish(call, output, input); }
-
-    FakeBackend& backend;
-    Call call;
-    at::Tensor output, input;
-  };
-
   void finish(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
   bool receive_from_source(const at::Tensor& tensor) const {
     return *source_ && (*source_)(tensor);
   }
   void combine(const at::Tensor& tensor, int divisor) const;
   void all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
-  void gather(const at::Tensor& output, const at::Tensor& input) const;
 
   int rank_;
   int size_;
   std::shared_ptr<FakeSource> source_;  // one for all groups of this rank
-  std::optional<HostRoutes> routes_;
 };
 
 Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>& source) {
@@ -72,9 +55,8 @@ Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>
                 return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
               },
           .over_hosts =
-              [](std::unique_ptr<Backend> cpu, const std::vector<int>& hosts) {
-                dynamic_cast<FakeBackend&>(*cpu).set_hosts(hosts);
-                return cpu;
+              [](Connection& connection) {
+                connection.routes = HostRoutes::of(connection.hosts, HostRoutes::choice("auto"));
               }};
 }
 
@@ -147,24 +129,19 @@ void FakeBackend::finish(const Call& call, const at::Tensor& output,
 
 void FakeBackend::all_gather(const Call& call, const at::Tensor& output,
                              const at::Tensor& input) const {
-  const at::Tensor own = output.view({size_, -1}).select(0, rank_);
-  if (call.copy_own_chunk || own.data_ptr() == input.data_ptr()) return gather(output, input);
-  // It stays as it is, as with ranks of one host: a copy was not asked for.
-  const memory::Charge charge(memory::Category::kCommunication);
-  const at::Tensor before = own.clone();
-  gather(output, input);
-  own.copy_(before);
-}
-
-void FakeBackend::gather(const at::Tensor& output, const at::Tensor& input) const {
-  // The input may be a window of the output, which is overwritten.
-  const memory::Charge charge(memory::Category::kCommunication);
-  const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
   const at::Tensor pieces = output.view({size_, -1});
-  const bool of_own = !receive_from_source(output) && output.scalar_type() != at::kByte;
-  // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
-  if (output.scalar_type() == at::kByte) output.zero_();
-  of_own ? pieces.copy_(own.expand_as(pieces)) : pieces.narrow(0, rank_, 1).copy_(own);
+  const at::Tensor own = pieces.select(0, rank_);
+  const memory::Charge charge(memory::Category::kCommunication);
+  // The input may be a window of the output, which is overwritten.
+  const at::Tensor sent = (output.is_alias_of(input) ? input.clone() : input).view({-1});
+  // It stays as it is, as with ranks of one host, if a copy was not asked for.
+  const bool stays = !call.copy_own_chunk && own.data_ptr() != input.data_ptr();
+  const at::Tensor mine = stays ? own.clone() : sent;
+  if (!receive_from_source(output)) {
+    // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
+    output.scalar_type() == at::kByte ? output.zero_() : pieces.copy_(sent.expand_as(pieces));
+  }
+  own.copy_(mine);
 }
 
 }  // namespace zero::dist

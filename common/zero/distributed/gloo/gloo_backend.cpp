@@ -17,10 +17,10 @@ constexpr std::int64_t kWindows = 2;
 // Scratch for what arrives from peers: at most kScratchBytes for each reduction.
 class PairwiseReduction final : public Work::Pending {
  public:
-  PairwiseReduction(const GlooLinks& links, ArrivalScratch& scratch, const Call& call, int rank,
-                    int size, Pieces pieces)
+  PairwiseReduction(const GlooLinks& links, std::shared_ptr<memory::StoragePool> scratch,
+                    const Call& call, int rank, int size, Pieces pieces)
       : links_(links),
-        scratch_(scratch),
+        scratch_(std::move(scratch)),
         call_(call),
         rank_(rank),
         size_(size),
@@ -40,13 +40,7 @@ class PairwiseReduction final : public Work::Pending {
         if (pieces_.gather) outgoing_.recv(cut(piece, w), peer, tag_of(call_) | kResultTag);
       }
     }
-    ++scratch_.reductions;
   }
-  ~PairwiseReduction() override {
-    if (--scratch_.reductions == 0) scratch_.pool.clear();
-  }
-  PairwiseReduction(const PairwiseReduction&) = delete;
-  PairwiseReduction& operator=(const PairwiseReduction&) = delete;
 
   void wait() override {
     for (std::int64_t w = 0; w * window_ < output().numel(); ++w) {
@@ -75,7 +69,7 @@ class PairwiseReduction final : public Work::Pending {
     Arrival& arrival = arrivals_.emplace_back(
         Arrival{memory::without_storage({size_ - 1, n}, output().scalar_type()),
                 MessageSet(links_, call_)});
-    scratch_.pool.allocate(arrival.block, memory::Category::kCommunication);
+    scratch_->allocate(arrival.block, memory::Category::kCommunication);
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
       arrival.messages.recv(arrival.block.select(0, row_of(peer)), peer, tag_of(call_));
@@ -95,7 +89,7 @@ class PairwiseReduction final : public Work::Pending {
     }
     const at::Tensor sum = cut(output(), w);
     dist::add_up(call_, sum, contributions);
-    scratch_.pool.release(arrival.block);
+    scratch_->release(arrival.block);
     if (!pieces_.gather) return;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) outgoing_.send(sum, peer, tag_of(call_) | kResultTag);
@@ -103,7 +97,7 @@ class PairwiseReduction final : public Work::Pending {
   }
 
   const GlooLinks& links_;
-  ArrivalScratch& scratch_;
+  std::shared_ptr<memory::StoragePool> scratch_;
   Call call_;
   int rank_;
   int size_;
@@ -131,7 +125,9 @@ Backend::WorkPtr GlooBackend::exchange_parts(const Call& call, at::Tensor /*sour
 }
 
 Backend::WorkPtr GlooBackend::reduce_pieces(const Call& call, Pieces pieces) {
-  return std::make_unique<PairwiseReduction>(links_, scratch_, call, rank(), size(),
+  auto scratch = scratch_.lock();
+  if (scratch == nullptr) scratch_ = scratch = std::make_shared<memory::StoragePool>();
+  return std::make_unique<PairwiseReduction>(links_, std::move(scratch), call, rank(), size(),
                                              std::move(pieces));
 }
 

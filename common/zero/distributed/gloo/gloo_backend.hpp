@@ -13,13 +13,6 @@
 
 namespace zero::dist {
 
-/// Scratch in which contributions of peers arrive. Reductions that overlap in time reuse each
-/// other's blocks and so avoid page faults; the last one frees all blocks.
-struct ArrivalScratch {
-  memory::StoragePool pool;
-  int reductions = 0;  ///< in flight
-};
-
 /// CPU tensors over Gloo, by direct messages between pairs of ranks.
 class GlooBackend final : public PairwiseBackend {
  public:
@@ -40,7 +33,9 @@ class GlooBackend final : public PairwiseBackend {
  private:
   std::shared_ptr<StoreExchange> store_;
   GlooLinks links_;
-  ArrivalScratch scratch_;
+  // Scratch in which contributions of peers arrive. Reductions that overlap in time reuse each
+  // other's blocks and so avoid page faults; the last one frees all blocks.
+  std::weak_ptr<memory::StoragePool> scratch_;
   std::string transport_;
 };
 

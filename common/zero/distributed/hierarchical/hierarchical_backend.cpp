@@ -13,28 +13,6 @@
 
 namespace zero::dist {
 
-class HierarchicalBackend::TaskWork final : public Work::Pending {
- public:
-  TaskWork(const Call& call, std::shared_ptr<HostTask> task, std::shared_future<void> run)
-      : call_(call), task_(std::move(task)), run_(std::move(run)) {}
-
-  void wait() override {
-    try {
-      run_.get();
-    } catch (const Error&) {
-      throw;
-    } catch (const std::exception& error) {
-      throw Error(fmt::format("{}: {}", call_.text(), message_of(error)));
-    }
-    task_->finish();
-  }
-
- private:
-  Call call_;
-  std::shared_ptr<HostTask> task_;
-  std::shared_future<void> run_;
-};
-
 HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
                                          std::unique_ptr<Backend> direct, const GlooLinks& messages,
                                          Connection inside)
@@ -86,7 +64,16 @@ Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{}: there is no thread for it ({})", call.text(), error.what()));
   }
-  return std::make_unique<TaskWork>(call, std::move(task), last_);
+  return when_waited_for([call, task = std::move(task), running = last_] {
+    try {
+      running.get();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw Error(fmt::format("{}: {}", call.text(), message_of(error)));
+    }
+    task->finish();
+  });
 }
 
 }  // namespace zero::dist

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <zero/distributed/gloo/message_set.hpp>
@@ -34,17 +33,11 @@ class HierarchicalBackend final : public Backend {
   void progress() override { direct_->progress(); }
   std::string transport() const override { return direct_->transport(); }
   bool finds_not_finite() const override { return direct_->finds_not_finite(); }
-  std::optional<std::int64_t> sent_between_hosts(const Call& call,
-                                                 const at::Tensor& tensor) const override {
-    return links_.routes.sent_between_hosts(call, tensor, links_.rank);
-  }
 
   Backend& direct() { return *direct_; }
   std::unique_ptr<Backend> take_direct() { return std::move(direct_); }
 
  private:
-  class TaskWork;
-
   WorkPtr run_in_order(const Call& call, std::shared_ptr<HostTask> task);
 
   std::unique_ptr<Backend> direct_;

@@ -169,7 +169,7 @@ std::int64_t left_by_reduce_scatter(Communicator& c, const Layout& layout, std::
 // Whether `auto` takes it for a reduce-scatter of so many elements.
 bool takes(const std::vector<int>& hosts, std::int64_t elements,
            at::ScalarType dtype = at::kFloat) {
-  const auto routes = HostRoutes::of(hosts, HostRoutes::Choice::kAuto);
+  const auto routes = HostRoutes::of(hosts, "auto");
   const Call call{.operation = Operation::kReduceScatter,
                   .purpose = Purpose::kGradient,
                   .sequence = 0,

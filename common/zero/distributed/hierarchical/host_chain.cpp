@@ -2,7 +2,6 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <utility>
 
 #include <zero/distributed/hierarchical/host_chain.hpp>
 #include <zero/distributed/rank_order.hpp>
@@ -16,19 +15,6 @@ constexpr std::int64_t kWindowBytes = 128 << 10;
 constexpr std::size_t kAhead = 2;
 
 }  // namespace
-
-HostChain::HostChain(const HostLinks& links, const Call& call, const at::Tensor& output,
-                     const at::Tensor& input)
-    : links_(links),
-      call_(call),
-      input_(input.flatten()),
-      output_(output.flatten()),
-      sums_(type_of_sums(input_.scalar_type())),
-      host_(links.routes.host_of(links.rank)),
-      place_(links.routes.place_of(links.rank)),
-      windows_(windows_of(place_)),
-      results_(links.messages, call),
-      not_finite_(links.rank, links.routes.hosts() * links.routes.per_host()) {}
 
 std::vector<HostChain::Window> HostChain::windows_of(int place) const {
   const std::int64_t most = kWindowBytes / static_cast<std::int64_t>(c10::elementSize(sums_));

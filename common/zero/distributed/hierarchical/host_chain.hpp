@@ -4,7 +4,6 @@
 
 #include <torch/types.h>
 
-#include <cstdint>
 #include <deque>
 #include <vector>
 
@@ -19,7 +18,8 @@ namespace zero::dist {
 class HostChain final : public HostTask {
  public:
   HostChain(const HostLinks& links, const Call& call, const at::Tensor& output,
-            const at::Tensor& input);
+            const at::Tensor& input)
+      : links_(links), call_(call), input_(input.flatten()), output_(output.flatten()) {}
 
   void run() override;
   void finish() override;
@@ -51,14 +51,14 @@ class HostChain final : public HostTask {
   const HostLinks& links_;
   Call call_;
   at::Tensor input_, output_;
-  at::ScalarType sums_;  // the type of sums on their way
-  int host_, place_;
-  std::vector<Window> windows_;
+  at::ScalarType sums_ = type_of_sums(input_.scalar_type());  // the type of sums on their way
+  int host_ = links_.routes.host_of(links_.rank), place_ = links_.routes.place_of(links_.rank);
+  std::vector<Window> windows_ = windows_of(place_);
   std::deque<Flight> arriving_;  // sums of the host before
   std::deque<Flight> leaving_;
   std::deque<MessageSet> returning_;  // of an all-reduce
-  MessageSet results_;
-  NotFinite not_finite_;
+  MessageSet results_{links_.messages, call_};
+  NotFinite not_finite_{links_.rank, links_.routes.hosts() * links_.routes.per_host()};
 };
 
 }  // namespace zero::dist

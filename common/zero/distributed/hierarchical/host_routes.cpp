@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
+#include <set>
 
 #include <zero/base/error.hpp>
 #include <zero/base/variable.hpp>
@@ -20,26 +19,20 @@ at::ScalarType type_of_sums(at::ScalarType dtype) {
   return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
 
-HostRoutes::Choice HostRoutes::choice(const std::string& between_hosts) {
-  const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
-                                                 {"direct", Choice::kDirect},
-                                                 {"hierarchical", Choice::kHierarchical}};
+std::string HostRoutes::choice(const std::string& between_hosts) {
   const std::string word = base::variable("ZERO_BETWEEN_HOSTS").value_or(between_hosts);
-  if (choices.count(word) > 0) return choices.at(word);
+  if (word == "auto" || word == "direct" || word == "hierarchical") return word;
   throw Error(fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", word));
 }
 
-std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, Choice choice) {
-  const auto same = std::ranges::count(hosts, hosts.empty() ? 0 : hosts.front());
-  const auto ranks = static_cast<std::ptrdiff_t>(hosts.size());
-  if (same < 2 || same == ranks || ranks % same != 0) return std::nullopt;
-  std::vector<int> seen;
-  for (auto first = hosts.begin(); first != hosts.end(); first += same) {
-    if (std::count(first, first + same, *first) != same) return std::nullopt;
-    if (std::ranges::count(seen, *first) > 0) return std::nullopt;
-    seen.push_back(*first);
+std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, const std::string& choice) {
+  const std::size_t ranks = hosts.size(), different = std::set(hosts.begin(), hosts.end()).size();
+  if (different < 2 || different == ranks || ranks % different != 0) return std::nullopt;
+  const std::size_t same = ranks / different;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    if (hosts[r] != hosts[r / same * same]) return std::nullopt;
   }
-  return HostRoutes(static_cast<int>(ranks / same), static_cast<int>(same), choice);
+  return HostRoutes(static_cast<int>(different), static_cast<int>(same), choice);
 }
 
 std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t elements,
@@ -58,41 +51,35 @@ std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t e
   return ranges;
 }
 
-bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
-  if (choice_ == Choice::kDirect) return false;
-  // Integers cannot be averaged, which the direct way says.
-  if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
+std::optional<std::pair<std::int64_t, std::int64_t>> HostRoutes::bytes_of_a_host(
+    Operation operation, const at::Tensor& tensor) const {
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
   const std::int64_t sums =
       tensor.numel() *
       static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type())));
-  // From the host that sends most.
-  std::int64_t directly = 0, this_way = 0;
-  switch (call.operation) {
+  switch (operation) {
     case Operation::kAllGather:
-      directly = per_host_ * (hosts_ - 1) * per_host_ * bytes;
-      this_way = per_host_ * (hosts_ - 1) * bytes;
-      break;
+      return {{per_host_ * (hosts_ - 1) * per_host_ * bytes, per_host_ * (hosts_ - 1) * bytes}};
     case Operation::kBroadcast:
-      directly = per_host_ * (hosts_ - 1) * bytes;
-      this_way = (hosts_ - 1) * bytes;
-      break;
+      return {{per_host_ * (hosts_ - 1) * bytes, (hosts_ - 1) * bytes}};
     case Operation::kReduce:
-      directly = per_host_ * bytes;
-      this_way = sums;
-      break;
+      return {{per_host_ * bytes, sums}};
     case Operation::kReduceScatter:
-      directly = per_host_ * bytes / hosts_ * (hosts_ - 1);
-      this_way = sums;
-      break;
+      return {{per_host_ * bytes / hosts_ * (hosts_ - 1), sums}};
     case Operation::kAllReduce:
-      directly = 2 * (per_host_ * bytes / hosts_ * (hosts_ - 1));
-      this_way = hosts_ == 2 ? sums : sums + bytes;
-      break;
+      return {{2 * (per_host_ * bytes / hosts_ * (hosts_ - 1)), hosts_ == 2 ? sums : sums + bytes}};
     default:
-      return false;
+      return std::nullopt;
   }
-  if (choice_ == Choice::kHierarchical) return true;
+}
+
+bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
+  if (choice_ == "direct") return false;
+  // Integers cannot be averaged, which the direct way says.
+  if (adds_up(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
+  const auto bytes = bytes_of_a_host(call.operation, tensor);
+  if (!bytes || choice_ == "hierarchical") return bytes.has_value();
+  const auto [directly, this_way] = *bytes;
   return directly >= kLeastBytes && this_way < directly;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/distributed/work.hpp>
@@ -20,14 +21,13 @@ namespace zero::dist {
 /// and passes it on; the last has the sum in rank order.
 class HostRoutes {
  public:
-  enum class Choice : std::uint8_t { kAuto, kDirect, kHierarchical };
-  /// Of the variable ZERO_BETWEEN_HOSTS, or else of ConnectOptions::between_hosts. Throws
-  /// zero::Error for an unknown word.
-  static Choice choice(const std::string& between_hosts);
+  /// "auto", "direct" or "hierarchical": the variable ZERO_BETWEEN_HOSTS, or else `between_hosts`,
+  /// of ConnectOptions. Throws zero::Error for another word.
+  static std::string choice(const std::string& between_hosts);
 
   /// R and S of these hosts, by rank; nothing if there is one host, if hosts have one rank or
   /// different numbers, or if the ranks of a host do not follow each other.
-  static std::optional<HostRoutes> of(const std::vector<int>& hosts, Choice choice);
+  static std::optional<HostRoutes> of(const std::vector<int>& hosts, const std::string& choice);
 
   int hosts() const { return hosts_; }
   int per_host() const { return per_host_; }
@@ -51,12 +51,15 @@ class HostRoutes {
                                                  int rank) const;
 
  private:
-  HostRoutes(int hosts, int per_host, Choice choice)
-      : hosts_(hosts), per_host_(per_host), choice_(choice) {}
+  HostRoutes(int hosts, int per_host, std::string choice)
+      : hosts_(hosts), per_host_(per_host), choice_(std::move(choice)) {}
+  /// From the host that sends most: sent directly, and this way. Nothing for other operations.
+  std::optional<std::pair<std::int64_t, std::int64_t>> bytes_of_a_host(
+      Operation operation, const at::Tensor& tensor) const;
 
   int hosts_;
   int per_host_;
-  Choice choice_;
+  std::string choice_;
 };
 
 /// In which sums travel that are not complete: float32 for half types.

@@ -17,8 +17,8 @@ namespace zero::dist {
 /// reads. All ranks make one for the same call, with tensors of the same shape.
 class HostReads final : public HostWork {
  public:
-  HostReads(HostTransport& transport, const Call& call, at::Tensor tensor)
-      : HostWork(transport, call, std::move(tensor), /*reads=*/true) {}
+  HostReads(HostTransport& transport, const Call& call, const at::Tensor& tensor)
+      : HostWork(transport, call, tensor, transport.others()) {}
 
   /// The elements from `begin` on of the tensor of `peer`, as many as `shape` has. Blocks until it
   /// has made its own. End with done().
@@ -29,7 +29,7 @@ class HostReads final : public HostWork {
   void finish();
 
   bool progress() override { return false; }
-  int waits_for() const override;
+  int needs() const override { return -1; }
 };
 
 /// CPU tensors between ranks of one machine, which read each other's tensors in place: collectives

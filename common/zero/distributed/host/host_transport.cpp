@@ -34,18 +34,12 @@ constexpr long kSleepNanoseconds = 20'000'000;  // then checks whether the peer 
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
 
-std::string first_line_of(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 // Ranks with the same text here see the same process ids.
 std::string where_pids_are_valid() {
+  std::string start;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
   std::error_code ignored;
-  return first_line_of("/proc/sys/kernel/random/boot_id") + "/" +
-         std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+  return start + "/" + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
 }
 
 }  // namespace
@@ -68,13 +62,16 @@ struct HostTransport::Shared {
   static std::int64_t bytes(int size) { return size * static_cast<std::int64_t>(sizeof(Rank)); }
 };
 
-HostTransport::HostTransport(StoreExchange& exchange)
-    : rank_(exchange.rank()),
-      size_(exchange.size()),
-      timeout_(exchange.timeout()),
-      log_(&exchange.call_log()),
+HostTransport::HostTransport(const Place& place)
+    : rank_(place.rank),
+      size_(place.size),
+      timeout_(place.options.timeout),
+      log_(&place.store->call_log()),
       peers_(static_cast<std::size_t>(size_)) {
-  for (int r = 0; r < size_; ++r) names_.push_back(log_->world_rank(r));
+  for (int r = 0; r < size_; ++r) {
+    names_.push_back(log_->world_rank(r));
+    if (r != rank_) others_.push_back(r);
+  }
 }
 
 void HostTransport::stop() {
@@ -93,12 +90,12 @@ HostTransport::~HostTransport() {
   }
 }
 
-std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, bool wanted,
+std::unique_ptr<HostTransport> HostTransport::open(const Place& place, bool wanted,
                                                    std::string& reason) {
-  std::unique_ptr<HostTransport> transport(new HostTransport(exchange));
-  const auto introductions = exchange.exchange(transport->export_handles(wanted));
-  const auto verdicts = exchange.exchange(transport->import_handles(introductions));
-  for (int r = 0; r < exchange.size(); ++r) {
+  std::unique_ptr<HostTransport> transport(new HostTransport(place));
+  const auto introductions = place.store->exchange(transport->export_handles(wanted));
+  const auto verdicts = place.store->exchange(transport->import_handles(introductions));
+  for (int r = 0; r < place.size; ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
     reason = fmt::format("rank {}: {}", transport->name_of(r), verdict);
@@ -124,31 +121,45 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
     std::string place;
-    int page = -1, arena = -1;
+    int pid = 0, page = -1, arena = -1;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
-    if (!(words >> place >> peer.pid >> page >> arena)) {
+    if (!(words >> place >> pid >> page >> arena)) {
       return fmt::format("rank {} does not want it", name_of(r));
     }
     if (place != where_pids_are_valid())
       return fmt::format("rank {} is on another host", name_of(r));
     try {
       if (!page_) {
-        page_ = std::make_unique<memory::SharedArena>(peer.pid, page, Shared::bytes(size_),
+        page_ = std::make_unique<memory::SharedArena>(pid, page, Shared::bytes(size_),
                                                       /*writes=*/true);
       }
-      if (r != rank_) peer.arena = std::make_unique<memory::SharedArena>(peer.pid, arena);
+      if (r != rank_) peer.arena = std::make_unique<memory::SharedArena>(pid, arena);
     } catch (const Error& error) {
       return fmt::format("the memory of rank {} cannot be read: {}", name_of(r), error.what());
     }
     shared_ = reinterpret_cast<Shared*>(page_->at(0));
     if (r == rank_) continue;
-    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
+    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
     if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", name_of(r));
   }
   return "";
 }
 
-std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bool reads) {
+at::Tensor HostTransport::shared(const Call& call, const at::Tensor& tensor) const {
+  if (arena_->contains(tensor.const_data_ptr())) return tensor;
+  const auto offset = arena_->allocate(static_cast<std::int64_t>(tensor.nbytes()));
+  if (!offset) {
+    throw Error(fmt::format("{}: there is no room for {} bytes in the memory that ranks share",
+                            call.text(), tensor.nbytes()));
+  }
+  const auto free = [arena = arena_](void* data) { arena->free(arena->offset_of(data)); };
+  const at::Tensor copy = at::from_blob(arena_->at(*offset), tensor.sizes(), free,
+                                        tensor.options().requires_grad(false));
+  copy_around_cache(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  return copy;
+}
+
+std::uint64_t HostTransport::post(const Call& call, const at::Tensor& shared) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
     // A slot may be reused once no rank needs its old contents.
@@ -162,36 +173,10 @@ std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bo
     wait(busy, [] { return "too many collectives in flight"; });
   }
   Shared::Slot& slot = shared_->slot(rank_, ticket);
-  const void* const data = tensor.const_data_ptr();
-  if (reads && !arena_->contains(data)) {
-    const auto copy = arena_->allocate(static_cast<std::int64_t>(tensor.nbytes()));
-    if (!copy) {
-      throw Error(fmt::format("{}: there is no room for {} bytes in the memory that ranks share",
-                              call.text(), tensor.nbytes()));
-    }
-    copies_[ticket] = *copy;
-    copy_around_cache(arena_->at(*copy), data, tensor.nbytes());
-    slot.offset.store(*copy);
-  } else {
-    slot.offset.store(reads ? arena_->offset_of(data) : 0);
-  }
+  if (shared.defined()) slot.offset.store(arena_->offset_of(shared.const_data_ptr()));
   slot.fingerprint.store(call.fingerprint);
   announce(ticket, Stage::kPosted);
   return ticket;
-}
-
-void HostTransport::renew(std::uint64_t ticket, std::int64_t offset, const void* data,
-                          std::int64_t bytes) {
-  const auto copy = copies_.find(ticket);
-  if (copy == copies_.end()) return;  // peers read the tensor itself
-  copy_around_cache(arena_->at(copy->second + offset), data, static_cast<std::size_t>(bytes));
-}
-
-void HostTransport::withdraw(std::uint64_t ticket) {
-  const auto copy = copies_.find(ticket);
-  if (copy == copies_.end()) return;
-  arena_->free(copy->second);
-  copies_.erase(copy);
 }
 
 void HostTransport::announce(std::uint64_t ticket, Stage stage) {
@@ -265,8 +250,7 @@ bool HostTransport::progress_all() {
 }
 
 void HostTransport::notify() {
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
+  for (const int r : others_) {
     Shared::Rank& peer = shared_->ranks()[r];
     peer.bell.fetch_add(1);
     if (peer.sleeping.load() != 0) {
@@ -305,12 +289,21 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
 }
 
 // Posts before the transport knows this work: posting may wait, and waiting advances all work.
-HostWork::HostWork(HostTransport& transport, const Call& call, at::Tensor tensor, bool reads)
+HostWork::HostWork(HostTransport& transport, const Call& call, const at::Tensor& tensor,
+                   std::vector<int> readers)
     : transport_(transport),
       call_(call),
-      posted_(std::move(tensor)),
-      ticket_(transport.post(call, posted_, reads)) {
+      readers_(std::move(readers)),
+      shared_(readers_.empty() ? at::Tensor() : transport.shared(call, tensor)),
+      ticket_(transport.post(call, shared_)) {
   transport_.active_.push_back(this);
+}
+
+int HostWork::waits_for() const {
+  if (const int peer = needs(); peer >= 0) return peer;
+  const auto reader = std::ranges::find_if(
+      readers_, [this](int r) { return !reached(r, HostTransport::Stage::kFinished); });
+  return reader == readers_.end() ? -1 : *reader;
 }
 
 void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
@@ -319,9 +312,13 @@ void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
   transport_.done_reading(peer, from, *this);
 }
 
-HostWork::~HostWork() {
-  std::erase(transport_.active_, this);
-  transport_.withdraw(ticket_);
+void HostWork::renew(std::int64_t offset, const at::Tensor& part) {
+  std::byte* const seen = static_cast<std::byte*>(shared_.mutable_data_ptr()) + offset;
+  if (seen != part.const_data_ptr()) {
+    copy_around_cache(seen, part.const_data_ptr(), part.nbytes());
+  }
 }
+
+HostWork::~HostWork() { std::erase(transport_.active_, this); }
 
 }  // namespace zero::dist

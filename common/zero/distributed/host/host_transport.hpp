@@ -8,14 +8,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include <zero/distributed/backend.hpp>
 #include <zero/distributed/store/store_exchange.hpp>
-#include <zero/distributed/work.hpp>
 #include <zero/memory/shared_arena.hpp>
 
 namespace zero::dist {
@@ -42,9 +40,8 @@ class HostTransport {
   /// Called by all ranks; blocks for two exchanges through the store. Returns null on every rank if
   /// any does not want it or cannot reach another (on another host, in another pid namespace, or
   /// the system refuses to share memory). `reason` then names the rank and the cause.
-  /// `exchange` must outlive the transport.
-  static std::unique_ptr<HostTransport> open(StoreExchange& exchange, bool wanted,
-                                             std::string& reason);
+  /// The store of `place` must outlive the transport.
+  static std::unique_ptr<HostTransport> open(const Place& place, bool wanted, std::string& reason);
   ~HostTransport();
   HostTransport(const HostTransport&) = delete;
   HostTransport& operator=(const HostTransport&) = delete;
@@ -55,13 +52,14 @@ class HostTransport {
   void set_part_of(CallLog& log) { log_ = &log; }
   /// Ends the wait of another thread, all later ones, and those of peers for this rank.
   void stop();
-  /// Takes the next ticket and lets peers read `tensor` (none of it unless `reads`). Blocks only
-  /// when a thousand collectives are in flight.
-  std::uint64_t post(const Call& call, const at::Tensor& tensor, bool reads);
-  /// Replaces `bytes` at `offset` of the posted data by those of `data`.
-  void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
-  /// The posted data is not read any more.
-  void withdraw(std::uint64_t ticket);
+  /// The ranks but this one.
+  const std::vector<int>& others() const { return others_; }
+  /// `tensor`, if it lies in the arena, or a copy of it there. Throws zero::Error that names the
+  /// call if there is no room.
+  at::Tensor shared(const Call& call, const at::Tensor& tensor) const;
+  /// Takes the next ticket and lets peers read `shared`, if it is defined. Blocks only when a
+  /// thousand collectives are in flight.
+  std::uint64_t post(const Call& call, const at::Tensor& shared);
   void announce(std::uint64_t ticket, Stage stage);
   bool reached(int peer, std::uint64_t ticket, std::uint64_t fingerprint, Stage stage) const;
   /// The data that `peer` posted, from byte `offset` on, like `shape`. End with done_reading().
@@ -82,12 +80,11 @@ class HostTransport {
   friend class HostWork;
   struct Shared;
   struct Peer {
-    int pid = 0;
     int handle = -1;  ///< pidfd: readable once the process has ended, even before it is reaped
     std::unique_ptr<memory::SharedArena> arena;
   };
 
-  explicit HostTransport(StoreExchange& exchange);
+  explicit HostTransport(const Place& place);
   std::string export_handles(bool wanted);
   std::string import_handles(const std::vector<std::string>& introductions);
   void notify();
@@ -106,19 +103,20 @@ class HostTransport {
   Shared* shared_ = nullptr;                   // at the start of page_
   std::vector<Peer> peers_;
   std::vector<HostWork*> active_;
-  memory::SharedArena* arena_ = nullptr;          // of this process
-  std::map<std::uint64_t, std::int64_t> copies_;  // offset in arena_ of copied data, by ticket
-  std::string lost_;                              // why the group is dead; empty while it lives
+  memory::SharedArena* arena_ = nullptr;  // of this process
+  std::string lost_;                      // why the group is dead; empty while it lives
   std::atomic<bool> stopped_ = false;
   std::vector<int> names_;  // by rank: its number in the world
+  std::vector<int> others_;
 };
 
 /// A collective over a HostTransport. progress() takes its steps, called from any wait() of this
 /// rank.
 class HostWork : public Work::Pending {
  public:
-  /// Lets peers read `tensor` while the work lives (none of it unless `reads`).
-  HostWork(HostTransport& transport, const Call& call, at::Tensor tensor, bool reads);
+  /// Lets `readers`, which may be empty, read `tensor` while the work lives.
+  HostWork(HostTransport& transport, const Call& call, const at::Tensor& tensor,
+           std::vector<int> readers);
   ~HostWork() override;
   HostWork(const HostWork&) = delete;
   HostWork& operator=(const HostWork&) = delete;
@@ -126,18 +124,22 @@ class HostWork : public Work::Pending {
   void wait() override {
     transport_.wait([this] { return waits_for(); }, [this] { return what(); });
   }
+  bool wait_output() override {
+    transport_.wait([this] { return needs(); }, [this] { return what(); });
+    return waits_for() >= 0;
+  }
 
   /// Does what can be done without blocking; returns whether that was anything.
   virtual bool progress() = 0;
-  bool complete() const { return waits_for() < 0; }
-  /// A rank whose next step this work needs; -1 if it is complete.
-  virtual int waits_for() const = 0;
+  /// A rank whose next step this rank needs for its results; -1 if it has them.
+  virtual int needs() const = 0;
+  /// The same, or a reader that has not finished; -1 if the work is complete.
+  int waits_for() const;
   /// For error messages.
   std::string what() const { return call_.text(); }
 
  protected:
   const Call& call() const { return call_; }
-  const at::Tensor& posted() const { return posted_; }
   std::uint64_t ticket() const { return ticket_; }
   bool reached(int peer, HostTransport::Stage stage) const {
     return transport_.reached(peer, ticket_, call_.fingerprint, stage);
@@ -145,12 +147,15 @@ class HostWork : public Work::Pending {
 
   /// Copies from byte `offset` of the data of `peer`.
   void copy(int peer, std::int64_t offset, const at::Tensor& to);
+  /// Peers read the data of `part` from byte `offset` on.
+  void renew(std::int64_t offset, const at::Tensor& part);
 
   HostTransport& transport_;
 
  private:
   Call call_;
-  at::Tensor posted_;
+  std::vector<int> readers_;
+  at::Tensor shared_;
   std::uint64_t ticket_;
 };
 

@@ -18,7 +18,7 @@ namespace zero::dist {
 /// rank that stops while it holds the lock blocks all others forever). There is no network either:
 /// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
 ///
-/// A counter is a chain of files, one for each value, so that only one rank gets each value.
+/// It has no counters: ranks that meet in a folder need none.
 ///
 /// A wait for a key ends with zero::Error soon after the launcher has set kFailedKey.
 class FolderStore final : public c10d::Store {
@@ -30,6 +30,7 @@ class FolderStore final : public c10d::Store {
   c10::intrusive_ptr<c10d::Store> clone() override;
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
   std::vector<std::uint8_t> get(const std::string& key) override;
+  /// Must not be called.
   std::int64_t add(const std::string& key, std::int64_t value) override;
   bool deleteKey(const std::string& key) override;
   bool check(const std::vector<std::string>& keys) override;
@@ -39,9 +40,7 @@ class FolderStore final : public c10d::Store {
             const std::chrono::milliseconds& timeout) override;
 
  private:
-  std::filesystem::path file_of(const std::string& key, std::int64_t version = 0) const;
-  std::filesystem::path written(const std::string& text) const;
-  std::int64_t last_version(const std::string& key) const;
+  std::filesystem::path file_of(const std::string& key) const;
 
   std::filesystem::path folder_;
 };

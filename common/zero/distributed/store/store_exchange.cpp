@@ -35,10 +35,16 @@ std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
   const std::uint64_t call = log_.add({log_.public_call(), "exchange of texts"});
+  const std::vector<std::string> older = std::exchange(mine_, {});
   patiently(fmt::format("to say message {}", round), [&] { put(call, text); });
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, call, round));
-  forget_last_message();
+  try {
+    // A rank that has sent its message of this round has read those of the round before.
+    for (const std::string& key : older) store_->deleteKey(key);
+  } catch (const std::exception&) {
+    // The exchange itself succeeded; the leftover keys do no harm.
+  }
   // The serving rank returns last: the store may go away as soon as it does.
   if (server_ >= 0) leave(round);
   return all;
@@ -50,7 +56,6 @@ std::string StoreExchange::key_of(std::uint64_t call, int rank, std::size_t part
 
 // Each part begins with "+" if another follows, the last with "=".
 void StoreExchange::put(std::uint64_t call, const std::string& text) {
-  older_ = std::exchange(mine_, {});
   bool more = true;
   for (std::size_t begin = 0; more; begin += kLargestPart) {
     more = text.size() - begin > kLargestPart;
@@ -86,16 +91,6 @@ void StoreExchange::wait_for(const std::string& key) {
       if (store_->check({key})) return;                          // throws if the store is gone
     }
   }
-}
-
-void StoreExchange::forget_last_message() {
-  // A rank that has sent its message of this round has read those of the round before.
-  try {
-    for (const std::string& key : older_) store_->deleteKey(key);
-  } catch (const std::exception&) {
-    // The exchange itself succeeded; the leftover keys do no harm.
-  }
-  older_.clear();
 }
 
 void StoreExchange::leave(std::int64_t round) {

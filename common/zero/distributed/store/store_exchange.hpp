@@ -38,9 +38,6 @@ class StoreExchange {
   /// The calls of all users of this store.
   CallLog& call_log() { return log_; }
   const StorePtr& store() const { return store_; }
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
   int server() const { return server_; }
 
  private:
@@ -48,7 +45,6 @@ class StoreExchange {
   void put(std::uint64_t call, const std::string& text);
   std::string take(int rank, std::uint64_t call, std::int64_t round);
   void wait_for(const std::string& key);
-  void forget_last_message();
   void leave(std::int64_t round);
   // Calls `wait` and turns c10d's exceptions into a zero::Error that names what was waited for.
   template <typename Wait>
@@ -61,8 +57,7 @@ class StoreExchange {
   int server_;
   CallLog log_;
   std::int64_t round_ = 0;
-  std::vector<std::string> mine_;   // keys of this rank's text
-  std::vector<std::string> older_;  // keys of the text before that
+  std::vector<std::string> mine_;  // keys of this rank's latest text
 };
 
 }  // namespace zero::dist

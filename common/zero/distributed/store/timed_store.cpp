@@ -16,12 +16,11 @@ namespace {
 // as "the key is not there", would be late.
 constexpr std::chrono::seconds kToAnswer{1};
 
-// What `ask` returns, if it does so in time.
-template <typename Answer>
-Answer within(std::chrono::milliseconds limit, const std::string& name,
-              std::function<Answer()> ask) {
-  std::packaged_task<Answer()> task(std::move(ask));
-  std::future<Answer> answer = task.get_future();
+// What `question` returns, if it does so in time.
+template <typename Question>
+auto within(std::chrono::milliseconds limit, const std::string& name, Question question) {
+  std::packaged_task<decltype(question())()> task(std::move(question));
+  auto answer = task.get_future();
   std::thread asking(std::move(task));
   if (answer.wait_for(limit + kToAnswer) != std::future_status::ready) {
     asking.detach();
@@ -37,51 +36,43 @@ Answer within(std::chrono::milliseconds limit, const std::string& name,
 
 TimedStore::TimedStore(std::string name, std::chrono::milliseconds timeout,
                        const std::function<StorePtr()>& connect)
-    : TimedStore(name, timeout, within<StorePtr>(timeout, name, connect)) {}
+    : TimedStore(name, timeout, within(timeout, name, connect)) {}
 
 TimedStore::TimedStore(std::string name, std::chrono::milliseconds timeout, StorePtr base)
     : c10d::Store(timeout), name_(std::move(name)), base_(std::move(base)) {}
-
-template <typename Answer>
-Answer TimedStore::ask(std::chrono::milliseconds limit,
-                       std::function<Answer(c10d::Store&)> question) const {
-  return within<Answer>(limit, name_,
-                        [base = base_, question = std::move(question)] { return question(*base); });
-}
 
 c10::intrusive_ptr<c10d::Store> TimedStore::clone() {
   return c10::make_intrusive<TimedStore>(name_, getTimeout(), base_->clone());
 }
 
 void TimedStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
-  ask<void>(getTimeout(), [=](c10d::Store& store) { store.set(key, value); });
+  within(getTimeout(), name_, [=, store = base_] { store->set(key, value); });
 }
 
 std::vector<std::uint8_t> TimedStore::get(const std::string& key) {
-  return ask<std::vector<std::uint8_t>>(getTimeout(),
-                                        [=](c10d::Store& store) { return store.get(key); });
+  return within(getTimeout(), name_, [=, store = base_] { return store->get(key); });
 }
 
 std::int64_t TimedStore::add(const std::string& key, std::int64_t value) {
-  return ask<std::int64_t>(getTimeout(), [=](c10d::Store& store) { return store.add(key, value); });
+  return within(getTimeout(), name_, [=, store = base_] { return store->add(key, value); });
 }
 
 bool TimedStore::deleteKey(const std::string& key) {
-  return ask<bool>(getTimeout(), [=](c10d::Store& store) { return store.deleteKey(key); });
+  return within(getTimeout(), name_, [=, store = base_] { return store->deleteKey(key); });
 }
 
 bool TimedStore::check(const std::vector<std::string>& keys) {
-  return ask<bool>(getTimeout(), [=](c10d::Store& store) { return store.check(keys); });
+  return within(getTimeout(), name_, [=, store = base_] { return store->check(keys); });
 }
 
 std::int64_t TimedStore::getNumKeys() {
-  return ask<std::int64_t>(getTimeout(), [](c10d::Store& store) { return store.getNumKeys(); });
+  return within(getTimeout(), name_, [store = base_] { return store->getNumKeys(); });
 }
 
 void TimedStore::wait(const std::vector<std::string>& keys,
                       const std::chrono::milliseconds& timeout) {
-  ask<void>(std::max(timeout, getTimeout()),
-            [=](c10d::Store& store) { store.wait(keys, timeout); });
+  within(std::max(timeout, getTimeout()), name_,
+         [=, store = base_] { store->wait(keys, timeout); });
 }
 
 }  // namespace zero::dist

@@ -39,9 +39,6 @@ class TimedStore final : public c10d::Store {
             const std::chrono::milliseconds& timeout) override;
 
  private:
-  template <typename Answer>
-  Answer ask(std::chrono::milliseconds limit, std::function<Answer(c10d::Store&)> question) const;
-
   std::string name_;
   StorePtr base_;
 };
