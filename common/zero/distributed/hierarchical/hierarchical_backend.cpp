@@ -13,10 +13,25 @@
 
 namespace zero::dist {
 
+// Ends what tasks wait for, and what other ranks wait for from this one.
+void HierarchicalBackend::give_up() {
+  links_.inside.host_transport().stop();
+  links_.messages.close();
+}
+
+auto HierarchicalBackend::or_give_up(const auto& steps) {
+  try {
+    return steps();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
 class HierarchicalBackend::TaskWork final : public Work::Pending {
  public:
-  TaskWork(const Call& call, std::shared_ptr<HostTask> task, std::shared_future<void> run)
-      : call_(call), task_(std::move(task)), run_(std::move(run)) {}
+  TaskWork(HierarchicalBackend& backend, const Call& call, std::shared_ptr<HostTask> task)
+      : backend_(backend), call_(call), task_(std::move(task)), run_(backend.last_) {}
 
   void wait() override {
     try {
@@ -26,10 +41,11 @@ class HierarchicalBackend::TaskWork final : public Work::Pending {
     } catch (const std::exception& error) {
       throw Error(fmt::format("{}: {}", call_.text(), message_of(error)));
     }
-    task_->finish();
+    backend_.or_give_up([this] { task_->finish(); });
   }
 
  private:
+  HierarchicalBackend& backend_;
   Call call_;
   std::shared_ptr<HostTask> task_;
   std::shared_future<void> run_;
@@ -40,30 +56,22 @@ HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
                                          Connection inside)
     : direct_(std::move(direct)),
       inside_(std::move(inside)),
-      messages_(messages),
-      links_{routes, place.rank, dynamic_cast<HostBackend&>(*inside_.cpu), messages_} {
-  messages_.given_up = &stopped_;
-}
+      links_{routes, place.rank, dynamic_cast<HostBackend&>(*inside_.cpu), messages} {}
 
-// Ends what tasks wait for.
 HierarchicalBackend::~HierarchicalBackend() {
-  links_.inside.host_transport().stop();
-  stopped_ = true;
-  messages_.log->end_waits();
-  if (last_.valid()) last_.wait();
+  if (!last_.valid()) return;
+  if (last_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) give_up();
+  last_.wait();
 }
 
 Backend::WorkPtr HierarchicalBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (!links_.routes.take(call, input)) return direct_->start(call, output, input);
-  try {
+  return or_give_up([&] {
     if (adds_up(call.operation)) {
       return run_in_order(call, std::make_shared<HostChain>(links_, call, output, input));
     }
     return run_in_order(call, std::make_shared<HostGather>(links_, call, output, input));
-  } catch (...) {
-    links_.inside.host_transport().stop();  // so that peers need not wait to find out
-    throw;
-  }
+  });
 }
 
 Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
@@ -74,19 +82,14 @@ Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
     if (before.valid()) std::exchange(before, {}).get();  // its error is that of all after it
     const at::NoGradGuard no_grad;
     const memory::Charge charge(memory::Category::kCommunication);
-    try {
-      task->run();
-    } catch (...) {
-      links_.inside.host_transport().stop();
-      throw;
-    }
+    or_give_up([&] { task->run(); });
   };
   try {
     last_ = std::async(std::launch::async, std::move(run)).share();
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{}: there is no thread for it ({})", call.text(), error.what()));
   }
-  return std::make_unique<TaskWork>(call, std::move(task), last_);
+  return std::make_unique<TaskWork>(*this, call, std::move(task));
 }
 
 }  // namespace zero::dist
