@@ -30,7 +30,7 @@ void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) 
                                                          : links_.group->recv(tensors, peer, tag),
                            peer);
   } catch (const std::exception& error) {
-    fail(peer, error.what());
+    fail(peer, error.what(), "");
   }
 }
 
@@ -46,16 +46,14 @@ void MessageSet::wait_for(const Message& message, int peer) const {
   } catch (const std::exception& error) {
     cause = error.what();
   }
-  std::string why = waiting.found();
+  fail(peer, cause, waiting.found());
+}
+
+void MessageSet::fail(int peer, const std::string& cause, std::string why) const {
   // The peer may have left because it saw that its calls and this rank's differ.
   if (why.empty()) why = links_.log->disagreement();
   if (!why.empty()) throw Error(fmt::format("{}: {}", call_.text(), why));
-  fail(peer, cause);
-}
-
-void MessageSet::fail(int peer, const std::string& cause) const {
-  std::string why =
-      fmt::format("{} ({})", peer_is_gone(links_.log->world_rank(peer)), first_line(cause));
+  why = fmt::format("{} ({})", peer_is_gone(links_.log->world_rank(peer)), first_line(cause));
   if (cause.find("Timed out") != std::string::npos) {
     why = peer_is_late(links_.log->world_rank(peer), links_.timeout);
   } else if (cause.find("Application timeout") != std::string::npos) {

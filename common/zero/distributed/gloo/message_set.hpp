@@ -60,7 +60,8 @@ class MessageSet final : public Work::Pending {
 
  private:
   void wait_for(const Message& message, int peer) const;
-  [[noreturn]] void fail(int peer, const std::string& cause) const;
+  /// `why` is a disagreement that was found, or empty.
+  [[noreturn]] void fail(int peer, const std::string& cause, std::string why) const;
 
   const GlooLinks& links_;
   Call call_;
