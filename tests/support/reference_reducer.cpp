@@ -48,7 +48,7 @@ GroupPtr group_of(Communicator& communicator) {
   if (GroupPtr group = gloo_group_of(communicator)) return group;
   if (communicator.size() > 1) throw Error("c10d's reducer needs a Gloo communicator");
   return make_gloo_group(c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/1,
-                         /*loopback=*/true, std::chrono::minutes(1));
+                         /*world_rank=*/0, /*loopback=*/true, std::chrono::minutes(1));
 }
 
 }  // namespace

@@ -76,7 +76,8 @@ std::string transport_of(const Place& place) {
 // system allow.
 std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
   const std::string mode = tcp ? "tcp" : transport_of(place);
-  GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size,
+  const int world_rank = place.store->call_log().world_rank(place.rank);
+  GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size, world_rank,
                                    place.options.loopback, place.options.timeout);
   std::string reason;
   auto transport = HostTransport::open(place, /*wanted=*/mode != "tcp", reason);

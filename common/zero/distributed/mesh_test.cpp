@@ -294,6 +294,15 @@ TEST(MeshMessages, OfAnAxisNameRanksOfTheWorld) {
   });
 }
 
+TEST(MeshMessages, OfARankThatCannotConnectNameRanksOfTheWorld) {
+  const auto exits = testing::ranks_ended({.world_size = 3, .timeout = std::chrono::seconds(1)},
+                                          [](Communicator& world) {
+                                            if (world.rank() == 2)
+                                              world.split({1, 2}, "which rank 1 does not join");
+                                          });
+  testing::expect_errors({exits[2]}, HasSubstr("rank 2 could not connect"));
+}
+
 TEST(MeshMessages, OfALostRankNameRanksOfTheWorld) {
   for (const char* transport : {"host", "tcp"}) {
     SCOPED_TRACE(transport);

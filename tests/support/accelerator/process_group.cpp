@@ -475,7 +475,7 @@ class EmulatedGroup final : public c10d::Backend {
         all ? "all" : fmt::format("{} {}", std::min(rank_, pair), std::max(rank_, pair));
     // Not Gloo's own limit: this group sees first that the time is over.
     channel.gloo = dist::make_gloo_group(c10::make_intrusive<c10d::PrefixStore>(name, store_),
-                                         all ? rank_ : rank_ > pair, all ? size_ : 2,
+                                         all ? rank_ : rank_ > pair, all ? size_ : 2, rank_,
                                          /*loopback=*/true, 2 * timeout_);
     return channel;
   }

@@ -78,7 +78,7 @@ std::string way(const std::vector<std::string>& names, bool loopback) {
 
 }  // namespace
 
-GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
+GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, int world_rank, bool loopback,
                          std::chrono::milliseconds timeout) {
   survive_lost_peers();
   const std::vector<std::string> names = named_interfaces();
@@ -93,7 +93,7 @@ GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopbac
   } catch (const std::exception& error) {
     throw Error(
         fmt::format("rank {} could not connect to the other {} ranks: {} (a rank is reached {})",
-                    rank, size - 1, first_line(error.what()), way(names, loopback)));
+                    world_rank, size - 1, first_line(error.what()), way(names, loopback)));
   }
 }
 

@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <utility>
@@ -7,15 +8,29 @@
 
 namespace zero::dist {
 
+void GlooLinks::close() const {
+  std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+  for (std::size_t device = 0; device < group->getOptions()->devices.size(); ++device) {
+    try {
+      std::unique_lock lock(starting);
+      const auto never = group->recvAnysource(nothing, kNoTag + static_cast<int>(device));
+      lock.unlock();
+      never->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+      // The wait was over its time limit: Gloo has closed the connections of this device.
+    }
+  }
+}
+
 void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(tensor)};
   try {
-    const std::lock_guard lock(*links_.starting);
+    const std::lock_guard lock(links_.starting);
     messages_.emplace_back(operation == Operation::kSend ? links_.group->send(tensors, peer, tag)
                                                          : links_.group->recv(tensors, peer, tag),
                            peer);
   } catch (const std::exception& error) {
-    fail(peer, error.what());
+    fail(peer, error.what(), "");
   }
 }
 
@@ -25,29 +40,25 @@ void MessageSet::wait() {
 
 void MessageSet::wait_for(const Message& message, int peer) const {
   const CallLog::Waiting waiting(*links_.log, [&message] { message->abort(); });
-  if (links_.given_up != nullptr && *links_.given_up) message->abort();
   std::string cause = "given up";
   try {
     if (message->wait(links_.timeout)) return;
   } catch (const std::exception& error) {
     cause = error.what();
   }
-  std::string why = waiting.found();
+  fail(peer, cause, waiting.found());
+}
+
+void MessageSet::fail(int peer, const std::string& cause, std::string why) const {
   // The peer may have left because it saw that its calls and this rank's differ.
   if (why.empty()) why = links_.log->disagreement();
   if (!why.empty()) throw Error(fmt::format("{}: {}", call_.text(), why));
-  fail(peer, cause);
-}
-
-void MessageSet::fail(int peer, const std::string& cause) const {
-  std::string why =
-      fmt::format("{} ({})", peer_is_gone(links_.log->world_rank(peer)), first_line(cause));
+  why = fmt::format("{} ({})", peer_is_gone(links_.log->world_rank(peer)), first_line(cause));
   if (cause.find("Timed out") != std::string::npos) {
     why = peer_is_late(links_.log->world_rank(peer), links_.timeout);
   } else if (cause.find("Application timeout") != std::string::npos) {
-    // Gloo closes all connections when one wait times out.
-    why = fmt::format("given up after another collective has waited for {} s",
-                      links_.timeout.count() / 1000.0);
+    // Gloo closes all connections when one wait times out, which close() uses.
+    why = "given up after an error of another collective";
   }
   throw Error(fmt::format("{}: {}", call_.text(), why));
 }

@@ -2,9 +2,7 @@
 
 // Private to zero/distributed.
 
-#include <atomic>
 #include <chrono>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -21,9 +19,12 @@ struct GlooLinks {
   GroupPtr group;  ///< null for one rank
   std::chrono::milliseconds timeout;
   CallLog* log;
-  const std::atomic<bool>* given_up = nullptr;  ///< if it is set, no message is waited for
   /// Held while a message is started: a communicator may have two threads that do.
-  std::shared_ptr<std::mutex> starting = std::make_shared<std::mutex>();
+  mutable std::mutex starting{};
+
+  /// Closes all connections: an error for whoever waits for a message from this rank or to it, here
+  /// and on the other ranks.
+  void close() const;
 };
 
 // Gloo pairs messages by a tag of 31 bits, and those of one tag in the order of sending. Of the
@@ -31,6 +32,7 @@ struct GlooLinks {
 // and 19 bits of the hash.
 inline constexpr int kResultTag = 1 << 29;   ///< sums on their way back
 inline constexpr int kMessageTag = 1 << 30;  ///< send() and recv()
+inline constexpr int kNoTag = kResultTag | kMessageTag;
 inline int tag_of(const Call& call) {
   return static_cast<int>(call.fingerprint & static_cast<std::uint64_t>(kResultTag - 1));
 }
@@ -58,7 +60,8 @@ class MessageSet final : public Work::Pending {
 
  private:
   void wait_for(const Message& message, int peer) const;
-  [[noreturn]] void fail(int peer, const std::string& cause) const;
+  /// `why` is a disagreement that was found, or empty.
+  [[noreturn]] void fail(int peer, const std::string& cause, std::string why) const;
 
   const GlooLinks& links_;
   Call call_;

@@ -13,35 +13,42 @@
 
 namespace zero::dist {
 
+// Ends what tasks wait for, and what other ranks wait for from this one.
+void HierarchicalBackend::give_up() {
+  links_.inside.host_transport().stop();
+  links_.messages.close();
+}
+
+auto HierarchicalBackend::or_give_up(const auto& steps) {
+  try {
+    return steps();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
 HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
                                          std::unique_ptr<Backend> direct, const GlooLinks& messages,
                                          Connection inside)
     : direct_(std::move(direct)),
       inside_(std::move(inside)),
-      messages_(messages),
-      links_{routes, place.rank, dynamic_cast<HostBackend&>(*inside_.cpu), messages_} {
-  messages_.given_up = &stopped_;
-}
+      links_{routes, place.rank, dynamic_cast<HostBackend&>(*inside_.cpu), messages} {}
 
-// Ends what tasks wait for.
 HierarchicalBackend::~HierarchicalBackend() {
-  links_.inside.host_transport().stop();
-  stopped_ = true;
-  messages_.log->end_waits();
-  if (last_.valid()) last_.wait();
+  if (!last_.valid()) return;
+  if (last_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) give_up();
+  last_.wait();
 }
 
 Backend::WorkPtr HierarchicalBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (!links_.routes.take(call, input)) return direct_->start(call, output, input);
-  try {
+  return or_give_up([&] {
     if (adds_up(call.operation)) {
       return run_in_order(call, std::make_shared<HostChain>(links_, call, output, input));
     }
     return run_in_order(call, std::make_shared<HostGather>(links_, call, output, input));
-  } catch (...) {
-    links_.inside.host_transport().stop();  // so that peers need not wait to find out
-    throw;
-  }
+  });
 }
 
 Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
@@ -52,19 +59,14 @@ Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
     if (before.valid()) std::exchange(before, {}).get();  // its error is that of all after it
     const at::NoGradGuard no_grad;
     const memory::Charge charge(memory::Category::kCommunication);
-    try {
-      task->run();
-    } catch (...) {
-      links_.inside.host_transport().stop();
-      throw;
-    }
+    or_give_up([&] { task->run(); });
   };
   try {
     last_ = std::async(std::launch::async, std::move(run)).share();
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{}: there is no thread for it ({})", call.text(), error.what()));
   }
-  return when_waited_for([call, task = std::move(task), running = last_] {
+  return when_waited_for([this, call, task = std::move(task), running = last_] {
     try {
       running.get();
     } catch (const Error&) {
@@ -72,7 +74,7 @@ Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
     } catch (const std::exception& error) {
       throw Error(fmt::format("{}: {}", call.text(), message_of(error)));
     }
-    task->finish();
+    or_give_up([&] { task->finish(); });
   });
 }
 

@@ -2,7 +2,6 @@
 
 // Private to common/zero/distributed.
 
-#include <atomic>
 #include <future>
 #include <memory>
 #include <string>
@@ -38,12 +37,13 @@ class HierarchicalBackend final : public Backend {
   std::unique_ptr<Backend> take_direct() { return std::move(direct_); }
 
  private:
+  /// Does `steps`. If they fail, peers hear of it: they need not wait to find out.
+  auto or_give_up(const auto& steps);
+  void give_up();
   WorkPtr run_in_order(const Call& call, std::shared_ptr<HostTask> task);
 
   std::unique_ptr<Backend> direct_;
   Connection inside_;
-  std::atomic<bool> stopped_ = false;
-  GlooLinks messages_;
   HostLinks links_;
   std::shared_future<void> last_;  // the latest task; ends first
 };

@@ -34,33 +34,53 @@ void meet_in(const std::filesystem::path& folder, int rank, const std::vector<in
   }
 }
 
-// Not only when the ranks end that heard of it first: rank 0 hears of rank 2 from the network, and
-// rank 1 waits for rank 0. With `later`, rank 0 hears of it before it calls.
-void expect_known_to_all(bool later) {
+// The first rank of the last of `hosts` hosts of two ranks is lost. All others hear of it, not only
+// when those end that heard of it first. `late` calls, or is lost, when the others have begun.
+void expect_known_to_all(int hosts, int late, const std::function<Work(Communicator&)>& start) {
   const BetweenHosts forced("hierarchical");
   const testing::TestFolder folder;
-  const RankOptions options{.world_size = 4,
+  const int size = 2 * hosts, victim = size - 2;
+  std::vector<int> host_of, others;
+  for (int rank = 0; rank < size; ++rank) {
+    host_of.push_back(rank / 2);
+    if (rank != victim) others.push_back(rank);
+  }
+  const RankOptions options{.world_size = size,
                             .timeout = std::chrono::minutes(5),
-                            .total_timeout = std::chrono::seconds(20)};
+                            .total_timeout = std::chrono::seconds(40)};
   auto exits = ranks_ended(options, [&](Communicator& c) {
-    c.set_hosts({0, 0, 1, 1});
+    c.set_hosts(host_of);
     c.barrier();
-    if (c.rank() == 2) ::raise(SIGKILL);
-    if (later && c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (c.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (c.rank() == victim) ::raise(SIGKILL);
     try {
-      c.all_gather(at::ones({1 << 20}), at::ones({1 << 18}), Purpose::kParameter).wait();
+      start(c).wait();
     } catch (const Error&) {
-      meet_in(folder.path(), c.rank(), {0, 1, 3});
+      meet_in(folder.path(), c.rank(), others);
       throw;
     }
   });
-  exits.erase(exits.begin() + 2);
-  testing::expect_errors(exits, ::testing::HasSubstr("all_gather #"));
+  exits.erase(exits.begin() + victim);
+  testing::expect_errors(
+      exits, ::testing::ContainsRegex("all_(gather|reduce) #.*the connection to rank [0-5]"));
 }
 
-TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) { expect_known_to_all(false); }
+Work gather(Communicator& c) {
+  return c.all_gather(at::ones({c.size() << 18}), at::ones({1 << 18}), Purpose::kParameter);
+}
+Work sum(Communicator& c) { return c.all_reduce(at::ones({1 << 20}), Purpose::kGradient); }
 
-TEST(HierarchicalFaults, BeforeACallAreKnownToAllWhileAllOthersLive) { expect_known_to_all(true); }
+// Rank 0 hears of rank 2 from the network, rank 3 inside its host. Rank 1 waits for rank 3.
+TEST(HierarchicalFaults, AreKnownToAllWhileAllOthersLive) { expect_known_to_all(2, -1, gather); }
+
+TEST(HierarchicalFaults, BeforeACallAreKnownToAllWhileAllOthersLive) {
+  expect_known_to_all(2, 0, gather);
+}
+
+// Only rank 2 has a connection to rank 4, and the others wait for each other.
+TEST(HierarchicalFaults, InACallAreKnownToAllWhileAllOthersLive) {
+  for (const int hosts : {2, 3}) expect_known_to_all(hosts, 2 * hosts - 2, sum);
+}
 
 TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
   const BetweenHosts forced("hierarchical");
@@ -160,15 +180,24 @@ TEST(HierarchicalFaults, AStoppedRankIsAnErrorOnAllOthersWhenTimeIsUp) {
   }
 }
 
-// Rank 2 waits for the other rank of its host, which is its rank 1 there.
+// Rank 2 waits for the other rank of its host, which is its rank 1 there. Those of the other host
+// live on until it has heard of it.
 TEST(HierarchicalFaults, NameARankByItsNumberAmongAll) {
   const BetweenHosts forced("hierarchical");
-  const auto exits = ranks_ended({.world_size = 4}, [](Communicator& c) {
+  const testing::TestFolder folder;
+  const auto exits = ranks_ended({.world_size = 4}, [&](Communicator& c) {
     c.set_hosts({0, 0, 1, 1});
     c.barrier();
     if (c.rank() == 3) ::raise(SIGKILL);
+    if (c.rank() < 2) return meet_in(folder.path(), c.rank(), {2});
     const at::Tensor whole = at::ones({400}), piece = at::empty({100});
-    c.reduce_scatter(piece, whole, Purpose::kGradient).wait();
+    Work work = c.reduce_scatter(piece, whole, Purpose::kGradient);
+    try {
+      work.wait();
+    } catch (const Error&) {
+      meet_in(folder.path(), c.rank(), {});
+      throw;
+    }
   });
   testing::expect_errors({exits[2]}, ::testing::HasSubstr("the connection to rank 3 is gone"));
 }

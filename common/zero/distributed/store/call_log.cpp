@@ -66,8 +66,11 @@ std::string CallLog::disagreement() {
 
 std::string CallLog::compare(const Calls& mine) {
   const auto key = [](int rank) { return fmt::format("calls/{}", rank); };
-  // A wait that is over its time limit must not wait for the store as well.
-  if (store_ == nullptr || store_is_slow_ || asks_store_.exchange(true)) return "";
+  if (store_ == nullptr || store_is_slow_) return "";
+  // A wait that is over its time limit must not wait for the store as long again.
+  const std::unique_lock asking(asks_store_, kPatience);
+  if (!asking) store_is_slow_ = true;
+  if (store_is_slow_) return "";
   const auto started = std::chrono::steady_clock::now();
   std::string found;
   try {
@@ -88,7 +91,6 @@ std::string CallLog::compare(const Calls& mine) {
     store_is_slow_ = true;
   }
   if (std::chrono::steady_clock::now() - started > kPatience) store_is_slow_ = true;
-  asks_store_ = false;
   return found;
 }
 
@@ -109,17 +111,6 @@ std::string CallLog::Waiting::found() const {
   return log_.found_;
 }
 
-void CallLog::end_waits() {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [number, abort] : waiting_) {
-    try {
-      abort();
-    } catch (const std::exception&) {
-      // A wait that cannot be aborted lasts until its time limit and reports `found_` then.
-    }
-  }
-}
-
 void CallLog::watch() {
   std::unique_lock lock(mutex_);
   std::int64_t seen = 0;  // the latest wait at the last look
@@ -133,9 +124,13 @@ void CallLog::watch() {
     lock.lock();
     if (found.empty()) continue;
     found_ = found;
-    lock.unlock();
-    end_waits();
-    lock.lock();
+    for (const auto& [number, abort] : waiting_) {
+      try {
+        abort();
+      } catch (const std::exception&) {
+        // A wait that cannot be aborted lasts until its time limit and reports `found_` then.
+      }
+    }
   }
 }
 

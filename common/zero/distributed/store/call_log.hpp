@@ -97,8 +97,6 @@ class CallLog {
     CallLog& log_;
     std::int64_t number_;
   };
-  /// Ends all waits for which there is a Waiting.
-  void end_waits();
 
  private:
   static constexpr std::int64_t kRecords = 64;
@@ -118,7 +116,7 @@ class CallLog {
   std::string_view public_call_;
   std::array<Record, kRecords> records_;
   std::int64_t count_ = 0;
-  std::atomic<bool> asks_store_ = false;     // a thread waits for its answer
+  std::timed_mutex asks_store_;              // held by the thread that waits for its answer
   std::atomic<bool> store_is_slow_ = false;  // or gone: it is not asked again
 
   // Guards what follows, and the records: threads that wait, and the one that compares, use them.
