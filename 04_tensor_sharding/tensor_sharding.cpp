@@ -63,7 +63,7 @@ train::ParameterShard TensorSharding::local_shard(std::size_t index) const {
 train::Costs TensorSharding::costs() const {
   const auto of_unit = [this](std::size_t unit) { return gathers(unit); };
   return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
-          flat_.sent_bytes(of_unit),
+          flat_.sent(of_unit).all,
           flat_.gathered_bytes(of_unit)};
 }
 

@@ -321,7 +321,7 @@ TEST(DeepSpeedConfig, KeepsParametersInAFolder) {
   EXPECT_EQ(host.config.overlap.offload_parameters, "none");
   EXPECT_THAT(host.notes, ElementsAre(HasSubstr("offload_param to \"cpu\" changes nothing")));
   expect_error([&] { engine_config_from_deepspeed(R"({"offload_param": {"device": "nvme"}})"); },
-               {"offload_param is ", "device \"nvme\" and an nvme_path"});
+               {"offload_param is ", "device \"cpu\", or \"nvme\" and an nvme_path"});
   EXPECT_EQ(options_of("engine3:offload_parameters=/disk").offload_parameters, "/disk");
   expect_error([] { engine_config(R"({"offload_parameters": 3})"); },
                {"offload_parameters is 3", "a folder for parameters"});

@@ -124,11 +124,6 @@ void for_each_common(
   }
 }
 
-const SavedFile* Manifest::file_of(int rank) const {
-  const auto found = std::ranges::find(files, rank, &SavedFile::rank);
-  return found == files.end() ? nullptr : &*found;
-}
-
 void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings) {
   const bool updated =
       std::ranges::any_of(holdings, [](const Holding& h) { return h.piece.has_value(); });
@@ -309,7 +304,8 @@ void check_runs(const SavedParameter& p, const Manifest& manifest) {
                           run.range.size >= 0 && run.range.begin <= of_part &&
                           run.range.size <= of_part - run.range.begin;
     if (!has_part || run.part * of_part + run.range.begin != end ||
-        manifest.file_of(run.rank) == nullptr || !ranks.insert(run.rank).second) {
+        std::ranges::count(manifest.files, run.rank, &SavedFile::rank) == 0 ||
+        !ranks.insert(run.rank).second) {
       throw Error(
           fmt::format("the runs of parameter '{}' leave a gap, have no file, or are two of "
                       "one rank",

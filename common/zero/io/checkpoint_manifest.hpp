@@ -85,9 +85,6 @@ struct Manifest {
   std::vector<SavedParameter> parameters;
   std::vector<SavedBuffer> buffers;
   std::vector<SavedFile> files;
-
-  /// The file of a rank, or nullptr.
-  const SavedFile* file_of(int rank) const;
 };
 
 /// Calls function(begin in `a`, begin in `b`, size) for all elements that two ranges of a parameter

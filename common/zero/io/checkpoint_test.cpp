@@ -141,9 +141,9 @@ TEST(CheckpointManifest, SurvivesItsText) {
   EXPECT_EQ(read.parameters[0].states, kMoments);
   EXPECT_EQ(read.parameters[1].elements(), 1);
   EXPECT_EQ(read.buffers, m.buffers);
-  ASSERT_NE(read.file_of(1), nullptr);
-  EXPECT_EQ(read.file_of(1)->bytes, 200);
-  EXPECT_EQ(read.file_of(2), nullptr);
+  ASSERT_EQ(read.files.size(), 2U);
+  EXPECT_EQ(read.files[1].rank, 1);
+  EXPECT_EQ(read.files[1].bytes, 200);
 }
 
 TEST(CheckpointManifest, EveryFlippedBitAndEveryLengthIsRefused) {

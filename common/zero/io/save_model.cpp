@@ -1,9 +1,9 @@
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include <zero/base/atomic_file.hpp>
+#include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/save_model.hpp>
@@ -30,25 +30,21 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
     config_file.emplace(folder / "config.json", length);
     config_file->write(text.data(), length, /*offset=*/0);
   });
-  // Rank 0 keeps its error until the other ranks are not in the middle of collectives any more.
-  std::exception_ptr problem;
+  base::KeptError problem;
   {
     WholeParameters parameters(strategy, WholeOn::kFirstRank);
     for (const nn::UnitInfo& unit : whole.units) {
       for (const std::size_t g : unit.parameters) {
         const at::Tensor tensor = parameters.collect(g);
-        try {
-          if (writes && !problem) weights->write(whole.parameters[g].name, tensor);
-        } catch (const std::exception&) {
-          problem = std::current_exception();
-        }
+        if (!writes || problem.is_there()) continue;
+        problem.keep([&] { weights->write(whole.parameters[g].name, tensor); });
       }
       // No rank waits for longer than one unit takes to be written.
       if (strategy.mesh().pipeline().size() > 1) ranks.barrier();
     }
   }
   dist::run_on_all_ranks(ranks, kFailure, [&] {
-    if (problem) std::rethrow_exception(problem);
+    problem.rethrow();
     if (!writes) return;
     config_file->complete();
     weights->finish();

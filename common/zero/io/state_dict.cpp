@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <vector>
 
 #include <zero/base/error.hpp>
+#include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/state_dict.hpp>
@@ -55,21 +55,16 @@ std::vector<Spec> specs_of(train::Strategy& strategy) {
   return specs;
 }
 
-// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers. An error of
-// the source waits until the end, because the other ranks are in the middle of collectives.
+// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers.
 void put(train::Strategy& strategy, const Source& source) {
   const at::NoGradGuard no_grad;
   const memory::Charge charge(memory::Category::kCommunication);
   dist::Communicator& ranks = strategy.mesh().world();
   const at::Device device = strategy.list().parameters.front().tensor.device();
-  std::exception_ptr problem;
+  base::KeptError problem;
   const auto sent = [&](const std::string& name, at::IntArrayRef sizes, at::ScalarType dtype) {
     const at::Tensor values = at::empty(sizes, at::TensorOptions(dtype).device(device));
-    try {
-      if (ranks.rank() == 0 && !problem) source.read(name, values);
-    } catch (const std::exception&) {
-      problem = std::current_exception();
-    }
+    if (ranks.rank() == 0 && !problem.is_there()) problem.keep([&] { source.read(name, values); });
     ranks.broadcast(values, /*root=*/0, dist::Purpose::kParameter).wait();
     return values;
   };
@@ -86,9 +81,8 @@ void put(train::Strategy& strategy, const Source& source) {
     buffer.copy_(sent(name, buffer.sizes(), buffer.scalar_type()));
   }
   strategy.passes().weights_changed();
-  dist::run_on_all_ranks(ranks, "some weights are loaded and some are not, discard the model", [&] {
-    if (problem) std::rethrow_exception(problem);
-  });
+  dist::run_on_all_ranks(ranks, "some weights are loaded and some are not, discard the model",
+                         [&] { problem.rethrow(); });
 }
 
 void load(train::Strategy& strategy, const std::string& what, const std::function<Source()>& open) {

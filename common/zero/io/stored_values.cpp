@@ -5,13 +5,6 @@
 #include <zero/io/stored_values.hpp>
 
 namespace zero::io {
-namespace {
-
-std::string dtype_text(at::ScalarType dtype) {
-  return std::string(c10::getDtypeNames(dtype).first);
-}
-
-}  // namespace
 
 StoredValuesOptions llama_values_options(const nn::LlamaConfig& config, std::uint64_t seed) {
   StoredValuesOptions options;
@@ -32,8 +25,8 @@ StoredValues::StoredValues(const std::filesystem::path& folder, const nn::Parame
   for (const nn::Parameter& parameter : list.parameters) {
     if (!folder_.contains(parameter.name)) continue;
     ++read_;
-    const std::string from = dtype_text(folder_.info(parameter.name).dtype);
-    const std::string to = dtype_text(parameter.tensor.scalar_type());
+    const std::string from(c10::getDtypeNames(folder_.info(parameter.name).dtype).first);
+    const std::string to(c10::getDtypeNames(parameter.tensor.scalar_type()).first);
     conversions_.insert(from == to ? from : from + ", converted to " + to);
   }
 }

@@ -43,15 +43,14 @@ at::Tensor WholeParameters::collect(std::size_t g) {
   if (everywhere) {
     if (!has) whole = room_for(g);
     pipeline_.broadcast(whole, owner_[g], Purpose::kParameter).wait();
-    pipeline_.synchronize();  // the host is about to read
-    return whole;
+  } else {
+    if (owner_[g] == 0) return whole;
+    if (strategy_.mesh().tensor().rank() != 0) return {};
+    if (has) pipeline_.send(whole, 0, Purpose::kParameter).wait();
+    if (pipeline_.rank() != 0) return {};
+    whole = room_for(g);
+    pipeline_.recv(whole, owner_[g], Purpose::kParameter).wait();
   }
-  if (owner_[g] == 0) return whole;
-  if (strategy_.mesh().tensor().rank() != 0) return {};
-  if (has) pipeline_.send(whole, 0, Purpose::kParameter).wait();
-  if (pipeline_.rank() != 0) return {};
-  whole = room_for(g);
-  pipeline_.recv(whole, owner_[g], Purpose::kParameter).wait();
   pipeline_.synchronize();  // the host is about to read
   return whole;
 }

@@ -1,3 +1,4 @@
+#include <ATen/ceil_div.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -20,10 +21,6 @@ constexpr std::int64_t kPage = 4096, kHugePage = 2 << 20;
 constexpr std::int64_t kKeptBytes = 256 << 20;
 // MADV_COLLAPSE, which older headers do not have.
 constexpr int kCollapse = 25;
-
-std::int64_t round_up(std::int64_t bytes, std::int64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 [[noreturn]] void fail_arena(const char* step) {
   throw Error(fmt::format("memory cannot be shared ({}): {}", step, std::strerror(errno)));
@@ -53,7 +50,7 @@ SharedArena::SharedArena(int pid, int file, std::int64_t size, bool writes)
                   size, writes) {}
 
 SharedArena::SharedArena(const char* step, int file, std::int64_t size, bool writes)
-    : file_(file), process_(::getpid()), size_(round_up(size, kHugePage)) {
+    : file_(file), process_(::getpid()), size_(at::round_up(size, kHugePage)) {
   if (file_ < 0) fail_arena(step);
   // Huge pages need an address that is a multiple of theirs: room for one more, cut at both ends.
   const auto length = static_cast<std::size_t>(size_);
@@ -83,7 +80,7 @@ SharedArena::~SharedArena() {
 }
 
 std::optional<std::int64_t> SharedArena::allocate(std::int64_t bytes) {
-  const std::int64_t needed = round_up(std::max<std::int64_t>(bytes, 1), kPage);
+  const std::int64_t needed = at::round_up(std::max<std::int64_t>(bytes, 1), kPage);
   const std::lock_guard lock(mutex_);
   std::int64_t offset = 0;  // the first gap that is large enough
   auto next = used_.begin();
@@ -108,7 +105,7 @@ void SharedArena::free(std::int64_t offset) {
   const auto before = block == used_.begin() ? block : std::prev(block);
   const std::int64_t gap = block == before ? 0 : before->first + before->second;
   const std::int64_t gap_end = next == used_.end() ? size_ : next->first;
-  std::int64_t from = offset / kHugePage * kHugePage, to = round_up(end, kHugePage);
+  std::int64_t from = offset / kHugePage * kHugePage, to = at::round_up(end, kHugePage);
   if (from < gap) from += kHugePage;
   if (to > gap_end) to -= kHugePage;
   used_.erase(block);
@@ -121,7 +118,7 @@ void SharedArena::free(std::int64_t offset) {
 // it fills the rest with zeros. If the system cannot do it, the pages are small and come when
 // touched.
 void SharedArena::make_present(std::int64_t begin, std::int64_t end) {
-  const std::int64_t last = round_up(end, kHugePage);
+  const std::int64_t last = at::round_up(end, kHugePage);
   std::int64_t first = begin / kHugePage * kHugePage;  // of those without memory
   for (std::int64_t at = first; at <= last; at += kHugePage) {
     if (at < last && !present_[static_cast<std::size_t>(at / kHugePage)]) {

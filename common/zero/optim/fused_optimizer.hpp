@@ -65,17 +65,16 @@ class FusedOptimizer : public Optimizer {
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
+    const Slot& slot = slots_.of(parameter);
+    if (slot.states.empty()) return {};
+    const std::vector<std::string> names = state_names(options_[slot.group]);
     std::map<std::string, at::Tensor> result;
-    if (const Slot* slot = slots_.find(parameter)) {
-      const std::vector<std::string> names = state_names(options_[slot->group]);
-      for (std::size_t i = 0; i < slot->states.size(); ++i) result[names[i]] = slot->states[i];
-    }
+    for (std::size_t i = 0; i < names.size(); ++i) result[names[i]] = slot.states[i];
     return result;
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const Slot* slot = slots_.find(parameter);
-    return slot == nullptr ? 0 : slot->steps;
+    return slots_.of(parameter).steps;
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
@@ -116,8 +115,7 @@ class FusedOptimizer : public Optimizer {
   }
 
   std::size_t group_of(const at::Tensor& parameter) const override {
-    const Slot* slot = slots_.find(parameter);
-    return slot == nullptr ? 0 : slot->group;
+    return slots_.of(parameter).group;
   }
 
  protected:

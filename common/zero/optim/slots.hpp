@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,6 +30,23 @@ class Slots {
   }
   Slot* find(const at::Tensor& parameter) {
     return const_cast<Slot*>(std::as_const(*this).find(parameter));
+  }
+
+  /// The slot of a parameter; an empty one if there is none.
+  const Slot& of(const at::Tensor& parameter) const {
+    static const Slot none{};
+    const Slot* const found = find(parameter);
+    return found == nullptr ? none : *found;
+  }
+
+  /// Those for which `is_one(slot)` is true.
+  template <typename Predicate>
+  std::vector<Slot*> that(const Predicate& is_one) {
+    std::vector<Slot*> found;
+    for (Slot& slot : slots_) {
+      if (is_one(slot)) found.push_back(&slot);
+    }
+    return found;
   }
 
   /// Optimizer::replace(): calls `with` once for each parameter, and `put(slot, other)` if it
@@ -62,5 +80,24 @@ class Slots {
   std::vector<Slot> slots_;
   std::unordered_map<const at::TensorImpl*, std::size_t> index_;
 };
+
+/// Slots in batches, in order. A batch has at most 1 / `batches` of all their elements, or one
+/// larger parameter; so there are at most 2 * batches + 1.
+template <typename Slot>
+std::vector<std::vector<Slot*>> batches_of(const std::vector<Slot*>& slots, std::int64_t batches) {
+  std::int64_t all = 0;
+  for (const Slot* slot : slots) all += slot->parameter.numel();
+  std::vector<std::vector<Slot*>> result;
+  std::int64_t elements = 0;  // of the last batch
+  for (Slot* slot : slots) {
+    elements += slot->parameter.numel();
+    if (result.empty() || elements > all / batches) {
+      result.emplace_back();
+      elements = slot->parameter.numel();
+    }
+    result.back().push_back(slot);
+  }
+  return result;
+}
 
 }  // namespace zero::optim

@@ -25,6 +25,9 @@ TEST(Slots, FindEveryParameterAlsoAfterOthersAreGoneOrReplaced) {
   const at::Tensor stranger = at::ones({1});
   EXPECT_EQ(slots.find(stranger), nullptr);
   EXPECT_EQ(slots.find(at::Tensor()), nullptr);
+  EXPECT_FALSE(slots.of(stranger).parameter.defined());
+  EXPECT_EQ(slots.of(parameters[7]).number, 7);
+  EXPECT_EQ(slots.that([](const NumberedSlot& slot) { return slot.number > 97; }).size(), 2U);
   // Every third goes, every third is another tensor, the rest stays.
   std::vector<at::Tensor> now = parameters;
   for (std::size_t i = 0; i < 100; ++i) {
@@ -47,6 +50,33 @@ TEST(Slots, FindEveryParameterAlsoAfterOthersAreGoneOrReplaced) {
     EXPECT_EQ(slot != nullptr, i % 3 != 0) << i;
     if (slot == nullptr) continue;
     EXPECT_EQ(slot->number, static_cast<int>(i) + (i % 3 == 1 ? 1000 : 0));
+  }
+}
+
+// In order, all of them, and each batch as large as it may be.
+TEST(Slots, GoInBatchesOfAFractionOfAllElementsOrOfOneLargerParameter) {
+  constexpr std::int64_t kBatches = 4;
+  for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{
+           {}, {0}, {5}, {1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 20, 1, 1}, {3, 3, 3, 3, 3}, {0, 9, 0}}) {
+    Slots<NumberedSlot> slots;
+    std::int64_t all = 0;
+    for (const std::int64_t size : sizes) {
+      slots.add({at::ones({size})});
+      all += size;
+    }
+    std::size_t next = 0;
+    std::int64_t before = all + 1;  // elements of the batch before
+    for (const auto& batch : batches_of(slots.that([](auto&) { return true; }), kBatches)) {
+      std::int64_t elements = 0;
+      for (const NumberedSlot* slot : batch) {
+        EXPECT_EQ(slots.index_of(*slot), next++);
+        elements += slot->parameter.numel();
+      }
+      EXPECT_TRUE(elements <= all / kBatches || batch.size() == 1);
+      EXPECT_GT(before + batch.front()->parameter.numel(), all / kBatches);
+      before = elements;
+    }
+    EXPECT_EQ(next, sizes.size());
   }
 }
 

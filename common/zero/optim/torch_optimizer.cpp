@@ -20,12 +20,11 @@ namespace {
 
 namespace to = torch::optim;
 
-using Names = std::vector<std::string>;
 using Numbers = std::map<std::string, double>;
 using StateTensors = std::map<std::string, at::Tensor*>;
 
-// The numbers that an optimizer goes by beside its learning rate, the names of the tensors that it
-// keeps of a parameter, and those tensors. A tensor that it does not keep is undefined.
+// The numbers that an optimizer goes by beside its learning rate, and the tensors that it keeps of
+// a parameter, by name.
 
 Numbers numbers_of(const to::SGDOptions& o) {
   return {{"momentum", o.momentum()},
@@ -33,10 +32,8 @@ Numbers numbers_of(const to::SGDOptions& o) {
           {"weight_decay", o.weight_decay()},
           {"nesterov", o.nesterov() ? 1 : 0}};
 }
-Names states_under(const to::SGDOptions& o) {
-  return o.momentum() == 0 ? Names{} : Names{"momentum_buffer"};
-}
-StateTensors tensors_of(to::SGDParamState& s) {
+StateTensors tensors_of(const to::SGDOptions& o, to::SGDParamState& s) {
+  if (o.momentum() == 0) return {};
   return {{"momentum_buffer", &s.momentum_buffer()}};
 }
 
@@ -46,8 +43,9 @@ Numbers numbers_of(const to::AdagradOptions& o) {
           {"initial_accumulator_value", o.initial_accumulator_value()},
           {"epsilon", o.eps()}};
 }
-Names states_under(const to::AdagradOptions&) { return {"sum"}; }
-StateTensors tensors_of(to::AdagradParamState& s) { return {{"sum", &s.sum()}}; }
+StateTensors tensors_of(const to::AdagradOptions&, to::AdagradParamState& s) {
+  return {{"sum", &s.sum()}};
+}
 
 Numbers numbers_of(const to::RMSpropOptions& o) {
   return {{"alpha", o.alpha()},
@@ -56,16 +54,11 @@ Numbers numbers_of(const to::RMSpropOptions& o) {
           {"momentum", o.momentum()},
           {"centered", o.centered() ? 1 : 0}};
 }
-Names states_under(const to::RMSpropOptions& o) {
-  Names names = {"square_avg"};
-  if (o.momentum() > 0) names.emplace_back("momentum_buffer");
-  if (o.centered()) names.emplace_back("grad_avg");
-  return names;
-}
-StateTensors tensors_of(to::RMSpropParamState& s) {
-  return {{"square_avg", &s.square_avg()},
-          {"momentum_buffer", &s.momentum_buffer()},
-          {"grad_avg", &s.grad_avg()}};
+StateTensors tensors_of(const to::RMSpropOptions& o, to::RMSpropParamState& s) {
+  StateTensors tensors = {{"square_avg", &s.square_avg()}};
+  if (o.momentum() > 0) tensors["momentum_buffer"] = &s.momentum_buffer();
+  if (o.centered()) tensors["grad_avg"] = &s.grad_avg();
+  return tensors;
 }
 
 // Adam and AdamW.
@@ -77,16 +70,11 @@ Numbers numbers_of(const Options& o) {
           {"weight_decay", o.weight_decay()},
           {"amsgrad", o.amsgrad() ? 1 : 0}};
 }
-template <typename Options>
-Names states_under(const Options& o) {
-  return o.amsgrad() ? Names{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-                     : Names{"exp_avg", "exp_avg_sq"};
-}
-template <typename State>
-StateTensors tensors_of(State& s) {
-  return {{"exp_avg", &s.exp_avg()},
-          {"exp_avg_sq", &s.exp_avg_sq()},
-          {"max_exp_avg_sq", &s.max_exp_avg_sq()}};
+template <typename Options, typename State>
+StateTensors tensors_of(const Options& o, State& s) {
+  StateTensors tensors = {{"exp_avg", &s.exp_avg()}, {"exp_avg_sq", &s.exp_avg_sq()}};
+  if (o.amsgrad()) tensors["max_exp_avg_sq"] = &s.max_exp_avg_sq();
+  return tensors;
 }
 
 template <typename Options, typename State>
@@ -120,7 +108,7 @@ class TorchOptimizer final : public Optimizer {
     std::map<std::string, at::Tensor> all;
     State* const found = find(parameter);
     if (found == nullptr) return all;
-    for (const auto& [name, tensor] : tensors_of(*found)) {
+    for (const auto& [name, tensor] : states_of(parameter, *found)) {
       if (tensor->defined()) all[name] = tensor->flatten();
     }
     return all;
@@ -134,7 +122,8 @@ class TorchOptimizer final : public Optimizer {
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    return static_cast<std::int64_t>(states_of(parameter).size() * parameter.nbytes());
+    State none;
+    return static_cast<std::int64_t>(states_of(parameter, none).size() * parameter.nbytes());
   }
 
   Settings settings() const override {
@@ -148,12 +137,12 @@ class TorchOptimizer final : public Optimizer {
 
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    check_states(parameter, states);
+    auto state = std::make_unique<State>();
+    const StateTensors tensors = states_of(parameter, *state);
+    check_states(tensors, parameter, states);
     optimizer_->state().erase(parameter.unsafeGetTensorImpl());
     if (states.empty()) return;
-    auto state = std::make_unique<State>();
     if constexpr (kCounts) state->step(steps);
-    const StateTensors tensors = tensors_of(*state);
     for (const auto& [name, values] : states) *tensors.at(name) = values.view(parameter.sizes());
     optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
@@ -199,26 +188,22 @@ class TorchOptimizer final : public Optimizer {
     }
   }
 
-  // Names of the states of a parameter that is held.
-  Names states_of(const at::Tensor& parameter) const {
-    for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
-      for (const at::Tensor& p : group.params()) {
-        if (p.is_same(parameter)) return states_under(options_of(group));
-      }
-    }
-    return {};
+  // None of a parameter that is not held.
+  StateTensors states_of(const at::Tensor& parameter, State& state) const {
+    const auto& groups = optimizer_->param_groups();
+    const std::size_t group = group_of(parameter);
+    if (group == groups.size()) return {};
+    return tensors_of(options_of(groups[group]), state);
   }
 
-  void check_states(const at::Tensor& parameter,
-                    const std::map<std::string, at::Tensor>& states) const {
-    const Names names = states_of(parameter);
-    const auto fits = [&](const std::string& name) {
-      const auto found = states.find(name);
-      return found != states.end() && found->second.numel() == parameter.numel() &&
-             found->second.scalar_type() == parameter.scalar_type();
+  static void check_states(const StateTensors& tensors, const at::Tensor& parameter,
+                           const std::map<std::string, at::Tensor>& states) {
+    const auto fits = [&](const auto& state) {
+      return tensors.contains(state.first) && state.second.numel() == parameter.numel() &&
+             state.second.scalar_type() == parameter.scalar_type();
     };
     if (states.empty()) return;
-    if (states.size() == names.size() && std::ranges::all_of(names, fits)) return;
+    if (states.size() == tensors.size() && std::ranges::all_of(states, fits)) return;
     throw Error("these states are not of this optimizer and this parameter");
   }
 

@@ -1,13 +1,12 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
-#include <unordered_map>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/optim/slots.hpp>
+#include <zero/optim/optimizer_around.hpp>
 #include <zero/optim/weight_average.hpp>
 
 namespace zero::optim {
@@ -18,28 +17,34 @@ constexpr const char* kKind = " with average";
 
 struct AverageSlot {
   at::Tensor parameter;
-  at::Tensor average;  // flat; undefined before the first update
+  at::Tensor held;          // the parameter itself
+  at::Tensor average = {};  // flat; undefined before the first update
 };
 
 at::ScalarType type_of_average(const at::Tensor& parameter) {
   return at::isReducedFloatingType(parameter.scalar_type()) ? at::kFloat : parameter.scalar_type();
 }
 
-class WeightAverage final : public Optimizer {
+class WeightAverage final : public OptimizerAround<AverageSlot> {
  public:
-  WeightAverage(std::unique_ptr<Optimizer> inner, const std::vector<at::Tensor>& parameters,
+  WeightAverage(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
                 double decay)
-      : inner_(std::move(inner)), decay_(decay) {
+      : OptimizerAround(make, parameters,
+                        [](const at::Tensor& p) {
+                          return AverageSlot{p, p};
+                        }),
+        decay_(decay) {
     if (inner_->is_offloaded()) {
       throw Error("with_weight_average() needs optimizer states in memory: leave out the offload");
     }
-    for (const at::Tensor& p : parameters) slots_.add({p, {}});
   }
 
   void step() override {
     const at::NoGradGuard no_grad;
     for (AverageSlot& slot : slots_) {
-      if (!slot.average.defined() && slot.parameter.grad().defined()) begin(slot);
+      if (slot.average.defined() || !slot.parameter.grad().defined()) continue;
+      const memory::Charge charge(memory::Category::kOptimizer);
+      slot.average = value_of(slot.parameter).clone();
     }
     inner_->step();
     const memory::Charge charge(memory::Category::kOther);
@@ -50,37 +55,17 @@ class WeightAverage final : public Optimizer {
     }
   }
 
-  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    std::unordered_map<const at::TensorImpl*, at::Tensor> others;
-    inner_->replace(
-        [&](const at::Tensor& held) { return others[held.unsafeGetTensorImpl()] = with(held); });
-    // An optimizer need not hold every parameter that it was given.
-    const auto other_of = [&](const at::Tensor& held) {
-      const auto found = others.find(held.unsafeGetTensorImpl());
-      return found == others.end() ? with(held) : found->second;
-    };
-    slots_.replace(other_of, [](AverageSlot& slot, const at::Tensor& other) {
-      slot = {other, {}};
-    });
-  }
-
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
-    std::map<std::string, at::Tensor> states = inner_->state(parameter);
-    const AverageSlot* slot = slots_.find(parameter);
-    if (slot != nullptr && slot->average.defined()) states[kAverage] = slot->average;
+    std::map<std::string, at::Tensor> states = OptimizerAround::state(parameter);
+    const at::Tensor& average = slots_.of(parameter).average;
+    if (average.defined()) states[kAverage] = average;
     return states;
-  }
-
-  std::int64_t steps(const at::Tensor& parameter) const override {
-    return inner_->steps(parameter);
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
     const auto element = static_cast<std::int64_t>(c10::elementSize(type_of_average(parameter)));
-    return inner_->state_bytes(parameter) + parameter.numel() * element;
+    return OptimizerAround::state_bytes(parameter) + parameter.numel() * element;
   }
-
-  void set_gradient_scale(double scale) override { inner_->set_gradient_scale(scale); }
 
   Settings settings() const override {
     Settings all = inner_->settings();
@@ -106,14 +91,6 @@ class WeightAverage final : public Optimizer {
     slot->average = average.defined() ? average.to(type_of_average(parameter)) : average;
   }
 
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-  void set_learning_rates(const std::vector<double>& rates) override {
-    inner_->set_learning_rates(rates);
-  }
-  std::size_t group_of(const at::Tensor& parameter) const override {
-    return inner_->group_of(parameter);
-  }
-
  private:
   // The master weight, or else the parameter; flat.
   at::Tensor value_of(const at::Tensor& parameter) const {
@@ -123,13 +100,6 @@ class WeightAverage final : public Optimizer {
     return value.reshape({-1}).to(type_of_average(parameter));
   }
 
-  void begin(AverageSlot& slot) {
-    const memory::Charge charge(memory::Category::kOptimizer);
-    slot.average = value_of(slot.parameter).clone();
-  }
-
-  Slots<AverageSlot> slots_;
-  std::unique_ptr<Optimizer> inner_;
   double decay_;
 };
 
@@ -141,7 +111,7 @@ OptimizerFactory with_weight_average(OptimizerFactory optimizer, double decay) {
         fmt::format("a weight average with the decay {}; it must be from 0 to below 1", decay));
   }
   return [optimizer = std::move(optimizer), decay](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<WeightAverage>(optimizer(parameters), parameters, decay);
+    return std::make_unique<WeightAverage>(optimizer, parameters, decay);
   };
 }
 

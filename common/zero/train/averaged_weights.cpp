@@ -1,7 +1,7 @@
-#include <string>
 #include <vector>
 
 #include <zero/base/error.hpp>
+#include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
@@ -46,12 +46,10 @@ void with_averaged_weights(Strategy& strategy, const std::function<void()>& func
     }
   });
   const std::vector<at::Tensor> weights = put_in(strategy, averages);
-  const std::string answer = dist::answer_of([&] {
-    function();
-    return std::string();
-  });
+  base::KeptError problem;
+  problem.keep(function);
   put_in(strategy, weights);
-  dist::on_all_ranks(ranks, "under the averaged weights", [&] { return dist::content_of(answer); });
+  dist::run_on_all_ranks(ranks, "under the averaged weights", [&] { problem.rethrow(); });
 }
 
 }  // namespace zero::train

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <ranges>
 
@@ -10,12 +9,6 @@ namespace zero::train {
 
 double sum(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
-std::int64_t lookahead(double gather_seconds, double compute_seconds) {
-  if (gather_seconds == 0) return 0;
-  if (!(compute_seconds > 0)) throw Error("a lookahead needs units that take time to compute");
-  return static_cast<std::int64_t>(std::ceil(gather_seconds / compute_seconds));
 }
 
 std::int64_t lookahead(std::span<const double> gather_seconds,

@@ -12,15 +12,13 @@ double sum(std::span<const double> values);
 
 /// Lookahead k: while unit i computes, the gathers of units up to i + k are in flight.
 ///
-/// The published rule for equal units, k* = ceil(T_gather / T_compute); 0 if nothing has to be
-/// gathered. It gives every gather a link of its own.
-std::int64_t lookahead(double gather_seconds, double compute_seconds);
-
 /// The smallest k, at most `most`, whose pass waits at most `slack` seconds longer than the pass
 /// with lookahead `most` (exposed_seconds()): no larger k waits less, because to ask earlier never
 /// delays a gather. T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k) for every i is necessary
-/// to hide every gather, and not enough: a gather also waits for those before it on the link. Both
-/// spans have one entry for each unit. Throws Error if they differ in length or are empty.
+/// to hide every gather, and not enough: a gather also waits for those before it on the link. (The
+/// published rule for equal units, k* = ceil(T_gather / T_compute), gives every gather a link of
+/// its own.) Both spans have one entry for each unit. Throws Error if they differ in length or are
+/// empty.
 std::int64_t lookahead(std::span<const double> gather_seconds,
                        std::span<const double> compute_seconds,
                        std::int64_t most = std::numeric_limits<std::int64_t>::max(),

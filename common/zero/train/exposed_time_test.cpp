@@ -38,13 +38,6 @@ int seconds_of_waiting(const Times& gather, const Times& compute, std::size_t k)
   }
 }
 
-TEST(Lookahead, PublishedForEqualUnitsIsARatio) {
-  for (const double gather : {2e-3, 4e-3, 8e-3}) EXPECT_EQ(lookahead(gather, 10e-3), 1);
-  EXPECT_EQ(lookahead(16e-3, 10e-3), 2);
-  EXPECT_EQ(lookahead(0, 1), 0);
-  EXPECT_THROW(lookahead(1, 0), Error);
-}
-
 TEST(Lookahead, OfEqualUnitsIsOne) {
   for (const double gather : {2e-3, 4e-3, 8e-3, 16e-3}) {
     EXPECT_EQ(lookahead(Times(32, gather), Times(32, 10e-3)), 1);

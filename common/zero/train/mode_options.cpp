@@ -77,37 +77,26 @@ std::string merged(const std::string& first, const std::string& second) {
 
 namespace {
 
-void read_offload(base::Keys& block, OverlapOptions& ours, std::vector<std::string>& notes) {
-  const auto entry = [](const Json& value, const char* key) {
-    return value.is_object() && value.contains(key) ? value[key] : Json();
-  };
-  const auto is_off = [entry](const Json& value) {
-    return value.is_null() || entry(value, "device") == "none";
-  };
-  block.field("offload_optimizer", [entry, is_off, &block, &ours, &notes](const Json& value) {
-    if (is_off(value)) return;
-    const Json device = entry(value, "device");
-    const Json path = device == "cpu" ? Json("host") : entry(value, "nvme_path");
-    if ((device != "cpu" && device != "nvme") || !path.is_string()) {
-      block.refuse("offload_optimizer", value,
+// A block that says where states are. `host`: what its device "cpu" is here; "none": nothing.
+void read_offload(base::Keys& block, const char* key, const std::string& host, std::string& place,
+                  std::vector<std::string>& notes) {
+  block.field(key, [=, &block, &place, &notes](const Json& value) {
+    const auto entry = [&value](const char* name) {
+      return value.is_object() && value.contains(name) ? value[name] : Json();
+    };
+    const Json device = entry("device");
+    if (value.is_null() || device == "none") return;
+    const bool is_host = device == "cpu";
+    const Json chosen = is_host ? Json(host) : entry("nvme_path");
+    if ((!is_host && device != "nvme") || !chosen.is_string()) {
+      block.refuse(key, value,
                    "left out, or have the device \"cpu\", or \"nvme\" and an nvme_path, a folder");
     }
-    ours.offload = path.get<std::string>();
-    notes.emplace_back("of offload_optimizer only device and nvme_path are read");
-  });
-  block.field("offload_param", [entry, is_off, &block, &ours, &notes](const Json& value) {
-    if (is_off(value)) return;
-    if (entry(value, "device") == "cpu") {
-      notes.emplace_back("offload_param to \"cpu\" changes nothing: parameters stay on the device");
-      return;
-    }
-    const Json path = entry(value, "nvme_path");
-    if (entry(value, "device") != "nvme" || !path.is_string()) {
-      block.refuse("offload_param", value,
-                   "left out, or have the device \"nvme\" and an nvme_path, a folder");
-    }
-    ours.offload_parameters = path.get<std::string>();
-    notes.emplace_back("of offload_param only device and nvme_path are read");
+    place = chosen.get<std::string>();
+    notes.push_back(
+        place == "none"
+            ? fmt::format("{} to \"cpu\" changes nothing: parameters stay on the device", key)
+            : fmt::format("of {} only device and nvme_path are read", key));
   });
 }
 
@@ -149,14 +138,14 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, Json& 
   block.count("stage3_prefetch_bucket_size", 0, prefetch);
   block.count("stage3_param_persistence_threshold", 0, ours.whole_below);
   block.count("zero_hpz_partition_size", 0, hpz_partition);
-  block.count_if(
-      "mics_shard_size", [](std::int64_t n) { return n >= -1; }, "-1 or a whole number from 0",
-      mics);
+  const auto is_mics = [](std::int64_t n) { return n >= -1; };
+  block.count_if("mics_shard_size", is_mics, "-1 or a whole number from 0", mics);
   block.flag("zero_quantized_weights", weights);
   block.flag("zero_quantized_gradients", gradients);
   block.flag("overlap_comm", overlaps);
   block.flag("contiguous_gradients", contiguous);
-  read_offload(block, ours, notes);
+  read_offload(block, "offload_optimizer", "host", ours.offload, notes);
+  read_offload(block, "offload_param", "none", ours.offload_parameters, notes);
   note_what_makes_no_difference(block, notes);
   block.read(json);
   if (!contiguous) {

@@ -8,14 +8,13 @@
 
 #include <future>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/offload/host_update.hpp>
-#include <zero/optim/slots.hpp>
+#include <zero/optim/optimizer_around.hpp>
 #include <zero/optim/weight_average.hpp>
 
 namespace zero::optim {
@@ -24,12 +23,12 @@ namespace {
 using States = std::map<std::string, at::Tensor>;
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// A step has at most this many parts and one more, unless a parameter is larger than a part.
+// A part goes back while the next one is updated.
 constexpr std::int64_t kParts = 16;
 
 struct HostSlot {
   at::Tensor parameter;
-  at::Tensor twin;           // on the host; without bytes before the first update
+  at::Tensor held;           // its twin on the host; without bytes before the first update
   at::Tensor gradient = {};  // on the host; undefined before the first one
   at::Tensor late = {};      // the same of the step before, if its update is late
   // The gradient that was copied, and its version counter then or after the last factor.
@@ -42,9 +41,9 @@ struct HostSlot {
 };
 using HostSlots = std::vector<HostSlot*>;
 
-HostSlot slot_of(const at::Tensor& parameter) {
+HostSlot host_slot(const at::Tensor& parameter) {
   const at::Tensor twin = memory::without_storage(parameter.sizes(), parameter.scalar_type());
-  return {.parameter = parameter, .twin = twin.requires_grad_(parameter.requires_grad())};
+  return {.parameter = parameter, .held = twin.requires_grad_(parameter.requires_grad())};
 }
 
 bool has_taken(const HostSlot& slot) {
@@ -106,17 +105,14 @@ class Bus {
   std::optional<c10::Stream> stream_;
 };
 
-class HostUpdate final : public Optimizer {
+class HostUpdate final : public OptimizerAround<HostSlot> {
  public:
   HostUpdate(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
              std::int64_t delay_after)
-      : inner_(make(parameters)),  // which may know them by their names
+      : OptimizerAround(make, parameters, &host_slot),
         bus_(parameters.front().device()),
-        delay_after_(delay_after) {
-    for (const at::Tensor& p : parameters) slots_.add(slot_of(p));
-    inner_->replace([this](const at::Tensor& p) { return twin_of(p); });
-    averages_ = has_weight_average(*inner_);
-    in_parts_ = !inner_->is_offloaded() && !averages_;
+        delay_after_(delay_after),
+        averages_(has_weight_average(*inner_)) {
     if (averages_ && delay_after != kNoDelay) {
       throw Error("with_weight_average() goes with updates in time: leave out offload_delay_after");
     }
@@ -135,19 +131,13 @@ class HostUpdate final : public Optimizer {
   }
 
   void finish_taking() override {
-    HostSlots rest;
-    for (HostSlot& slot : slots_) {
-      if (slot.parameter.grad().defined() && !has_taken(slot)) rest.push_back(&slot);
-    }
-    take(rest);
+    take(slots_.that(
+        [](const HostSlot& slot) { return slot.parameter.grad().defined() && !has_taken(slot); }));
     bus_.end();
   }
 
   void scale_gradients(const std::vector<at::Tensor>& gradients, double factor) override {
-    HostSlots scaled;
-    for (HostSlot& slot : slots_) {
-      if (has_taken(slot)) scaled.push_back(&slot);
-    }
+    const HostSlots scaled = slots_.that(has_taken);
     Optimizer::scale_gradients(gradients, factor);
     for (HostSlot* const slot : scaled) {
       slot->factors.push_back(factor);
@@ -169,40 +159,16 @@ class HostUpdate final : public Optimizer {
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
     forget_late();
-    std::unordered_map<const at::TensorImpl*, at::Tensor> twins;  // from old to new
-    slots_.replace(with, [&](HostSlot& slot, const at::Tensor& other) {
-      at::Tensor& twin = twins[slot.twin.unsafeGetTensorImpl()];
-      slot = other.defined() ? slot_of(other) : HostSlot{};
-      twin = slot.twin;
-    });
-    inner_->replace([&](const at::Tensor& held) {
-      const auto found = twins.find(held.unsafeGetTensorImpl());
-      return found == twins.end() ? held : found->second;
-    });
+    OptimizerAround::replace(with);
   }
 
   States state(const at::Tensor& parameter) const override {
     verify_not_failed();
-    wait_for_late();
-    return inner_->state(twin_of(parameter));
+    return OptimizerAround::state(parameter);
   }
   std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
-    wait_for_late();
-    return inner_->state_types(twin_of(parameter));
+    return inner().state_types(held(parameter));
   }
-  std::int64_t steps(const at::Tensor& parameter) const override {
-    wait_for_late();
-    return inner_->steps(twin_of(parameter));
-  }
-  std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    wait_for_late();
-    return inner_->state_bytes(twin_of(parameter));
-  }
-  std::size_t group_of(const at::Tensor& parameter) const override {
-    wait_for_late();
-    return inner_->group_of(twin_of(parameter));
-  }
-  Settings settings() const override { return inner_->settings(); }
   bool is_offloaded() const override { return true; }
 
   // Without a device twins and gradients are where the parameters are.
@@ -216,39 +182,32 @@ class HostUpdate final : public Optimizer {
   }
 
   OffloadTraffic offload_traffic() const override {
-    wait_for_late();
-    OffloadTraffic traffic = inner_->offload_traffic();
+    OffloadTraffic traffic = inner().offload_traffic();
     traffic.to_host_bytes = to_host_bytes_;
     traffic.to_device_bytes = to_device_bytes_;
     return traffic;
   }
-  void stream_offloaded() override {
-    wait_for_late();
-    inner_->stream_offloaded();
-  }
+  void stream_offloaded() override { inner().stream_offloaded(); }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps, const States& states) override {
     forget_late();
     States here;
     for (const auto& [name, state] : states) here[name] = state.cpu();
-    inner_->load_state(twin_of(parameter), steps, here);
+    OptimizerAround::load_state(parameter, steps, here);
     slots_.find(parameter)->version = HostSlot::kUnknown;
     failure_.clear();
   }
 
   void set_gradient_scale(double scale) override {
     if (gradient_scale_ == scale) return;
-    wait_for_late();
-    inner_->set_gradient_scale(scale);
+    OptimizerAround::set_gradient_scale(scale);
     gradient_scale_ = scale;
   }
-  void set_learning_rate(double rate) override {
+
+ protected:
+  Optimizer& inner() const override {
     wait_for_late();
-    inner_->set_learning_rate(rate);
-  }
-  void set_learning_rates(const std::vector<double>& rates) override {
-    wait_for_late();
-    inner_->set_learning_rates(rates);
+    return *inner_;
   }
 
  private:
@@ -272,29 +231,25 @@ class HostUpdate final : public Optimizer {
     const at::NoGradGuard no_grad;
     finish_late();
     HostSlots due, late;
-    std::int64_t all = 0;
     for (HostSlot& slot : slots_) {
       if (!slot.parameter.grad().defined()) continue;
-      const bool waits = may_be_late() && inner_->steps(slot.twin) >= delay_after_;
+      const bool waits = may_be_late() && inner_->steps(slot.held) >= delay_after_;
       (waits ? late : due).push_back(&slot);
-      if (!waits) all += slot.parameter.numel();
     }
     follow_parameters(due);
     follow_parameters(late);
-    if (averages_) follow_parameters(averaged_without_gradient());
+    if (averages_) {  // of parameters without a gradient, too
+      follow_parameters(slots_.that([this](const HostSlot& slot) {
+        return !slot.parameter.grad().defined() && !inner_->state_types(slot.held).empty();
+      }));
+    }
     finish_taking();
     bus_.wait();
     bus_.begin();  // what goes back waits for those who read; the host does not
     const auto end = c10::make_scope_exit([this] { bus_.end(); });
-    HostSlots part;
-    std::int64_t elements = 0;
-    for (HostSlot* const slot : due) {
-      part.push_back(slot);
-      elements += slot->parameter.numel();
-      if (slot != due.back() && (!in_parts_ || elements < all / kParts)) continue;
-      update(std::exchange(part, {}));
-      elements = 0;
-    }
+    // The others make one step of all.
+    const bool in_parts = !inner_->is_offloaded() && !averages_;
+    for (const HostSlots& part : batches_of(due, in_parts ? kParts : 1)) update(part);
     if (!late.empty()) update_later(late);
   }
 
@@ -316,23 +271,6 @@ class HostUpdate final : public Optimizer {
     return true;
   }
 
-  // Parameters without a gradient in this step whose average the inner optimizer keeps.
-  HostSlots averaged_without_gradient() {
-    HostSlots slots;
-    for (HostSlot& slot : slots_) {
-      if (!slot.parameter.grad().defined() && !inner_->state_types(slot.twin).empty()) {
-        slots.push_back(&slot);
-      }
-    }
-    return slots;
-  }
-
-  // Undefined if it does not hold the parameter.
-  at::Tensor twin_of(const at::Tensor& parameter) const {
-    const HostSlot* const slot = slots_.find(parameter);
-    return slot == nullptr ? at::Tensor() : slot->twin;
-  }
-
   void take(const HostSlots& slots) {
     if (slots.empty()) return;
     const at::NoGradGuard no_grad;
@@ -352,11 +290,11 @@ class HostUpdate final : public Optimizer {
   void follow_parameters(const HostSlots& due) {
     for (HostSlot* const slot : due) {
       if (slot->version == slot->parameter._version()) continue;
-      if (!memory::has_storage(slot->twin)) {
-        memory::place(slot->twin, room_on_host(slot->parameter).view({-1}), /*offset=*/0);
+      if (!memory::has_storage(slot->held)) {
+        memory::place(slot->held, room_on_host(slot->parameter).view({-1}), /*offset=*/0);
       }
       bus_.begin();
-      to_host_bytes_ += bus_.copy(slot->twin, memory::raw(slot->parameter));
+      to_host_bytes_ += bus_.copy(slot->held, memory::raw(slot->parameter));
       slot->version = slot->parameter._version();
     }
   }
@@ -367,11 +305,11 @@ class HostUpdate final : public Optimizer {
         at::_foreach_mul_({slot->gradient}, factor);
       }
       slot->taken.reset();
-      slot->twin.mutable_grad() = slot->gradient;
+      slot->held.mutable_grad() = slot->gradient;
     }
   }
   static void hide_gradients(const HostSlots& part) {
-    for (HostSlot* const slot : part) slot->twin.mutable_grad().reset();
+    for (HostSlot* const slot : part) slot->held.mutable_grad().reset();
   }
 
   void update(const HostSlots& part) {
@@ -383,7 +321,7 @@ class HostUpdate final : public Optimizer {
 
   void send_back(const HostSlots& part) {
     for (HostSlot* const slot : part) {
-      to_device_bytes_ += bus_.copy(memory::raw(slot->parameter), memory::raw(slot->twin));
+      to_device_bytes_ += bus_.copy(memory::raw(slot->parameter), memory::raw(slot->held));
     }
   }
 
@@ -410,14 +348,11 @@ class HostUpdate final : public Optimizer {
     meanwhile_ = {};
   }
 
-  Slots<HostSlot> slots_;
-  std::unique_ptr<Optimizer> inner_;
   Bus bus_;
   std::int64_t to_host_bytes_ = 0;
   std::int64_t to_device_bytes_ = 0;
   std::int64_t delay_after_;
   bool averages_;  // whether the inner one averages weights
-  bool in_parts_;  // whether a step may be several of the inner one
   std::string failure_;
   double gradient_scale_ = 1;
   HostSlots late_;               // what is updated meanwhile

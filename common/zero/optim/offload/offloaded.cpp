@@ -1,3 +1,4 @@
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
@@ -5,7 +6,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -13,7 +13,7 @@
 #include <zero/optim/offload/host_update.hpp>
 #include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/offload/tile_store.hpp>
-#include <zero/optim/slots.hpp>
+#include <zero/optim/optimizer_around.hpp>
 
 namespace zero::optim {
 namespace {
@@ -23,49 +23,41 @@ using States = std::map<std::string, at::Tensor>;
 // Elements of a piece, but for the last of a parameter: its states begin at whole cache lines.
 constexpr std::int64_t kGranule = 64;
 
-std::int64_t granules(std::int64_t elements) {
-  return (elements + kGranule - 1) / kGranule * kGranule;
-}
+// Some elements of a parameter, and the tile and its bytes where their states are.
+struct Piece {
+  std::size_t slot;
+  std::int64_t begin;
+  std::int64_t elements;
+  std::size_t tile = 0;
+  std::int64_t offset = 0;
+};
 
 struct OffloadedSlot {
   at::Tensor parameter;
-  at::Tensor idle;  // without bytes: what the inner optimizer holds of it between updates
-  at::Tensor held;  // what it holds now
+  at::Tensor held;  // by the inner optimizer, now
+  at::Tensor idle;  // without bytes: the same between updates
   std::int64_t steps = 0;
-  std::vector<std::pair<std::string, at::ScalarType>> kinds = {};  // of its states, once there are
-  std::size_t first_tile = TileFile::kNone;                        // of those that have its pieces
-  bool stale = false;                                              // since a step failed
+  std::map<std::string, at::ScalarType> kinds = {};  // of its states, once there are
+  std::vector<Piece> pieces = {};                    // once it has a place; one at least
+  bool stale = false;                                // since a step failed
 };
 
 OffloadedSlot idle_slot(const at::Tensor& parameter) {
   const at::Tensor idle =
       memory::without_storage(parameter.sizes(), parameter.scalar_type(), parameter.device());
-  return {.parameter = parameter, .idle = idle, .held = idle};
+  return {.parameter = parameter, .held = idle, .idle = idle};
 }
-
-// Some elements of a parameter, and where in the tile their states are.
-struct Piece {
-  std::size_t slot;
-  std::int64_t begin;
-  std::int64_t elements;
-  std::int64_t offset;  // bytes
-};
 
 at::Tensor part(const at::Tensor& whole, const Piece& piece) {
   return memory::raw(whole).view({-1}).narrow(0, piece.begin, piece.elements);
 }
 
-class Offloaded final : public Optimizer {
+class Offloaded final : public OptimizerAround<OffloadedSlot> {
  public:
   Offloaded(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
             const OffloadOptions& options)
-      : store_(std::make_unique<TileStore>(options)) {
-    for (const at::Tensor& p : parameters) slots_.add(idle_slot(p));
-    inner_ = make(parameters);  // which may know them by their names
-    inner_->replace([this](const at::Tensor& p) {
-      const OffloadedSlot* const slot = slots_.find(p);
-      return slot == nullptr ? at::Tensor() : slot->idle;
-    });
+      : OptimizerAround(make, parameters, &idle_slot),
+        store_(std::make_unique<TileStore>(options)) {
     const std::string kind = inner_->settings().kind;
     if (kind != "AdamW" && kind != "AdamW with master weights") {
       throw Error(fmt::format(
@@ -77,7 +69,7 @@ class Offloaded final : public Optimizer {
 
   void step() override {
     const at::NoGradGuard no_grad;
-    verify_states(slots_.begin(), slots_.end());
+    for (const OffloadedSlot& slot : slots_) verify_states(slot);
     try {
       update();
     } catch (const std::exception& error) {
@@ -93,19 +85,10 @@ class Offloaded final : public Optimizer {
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    std::unordered_map<const at::TensorImpl*, at::Tensor> idle;  // from old to new
-    std::vector<std::pair<at::Tensor, States>> states;           // of parameters that stay
+    std::vector<std::pair<at::Tensor, States>> states;  // of parameters that stay
     for (const OffloadedSlot& slot : slots_)
       states.emplace_back(slot.parameter, state(slot.parameter));
-    slots_.replace(with, [&](OffloadedSlot& slot, const at::Tensor& other) {
-      at::Tensor& now = idle[slot.held.unsafeGetTensorImpl()];
-      slot = other.defined() ? idle_slot(other) : OffloadedSlot{};
-      now = slot.idle;
-    });
-    inner_->replace([&](const at::Tensor& held) {
-      const auto found = idle.find(held.unsafeGetTensorImpl());
-      return found == idle.end() ? held : found->second;
-    });
+    OptimizerAround::replace(with);
     lay_out_anew();
     for (const auto& [parameter, of_this] : states) {
       const OffloadedSlot* slot = slots_.find(parameter);
@@ -114,46 +97,33 @@ class Offloaded final : public Optimizer {
   }
 
   States state(const at::Tensor& parameter) const override {
-    const OffloadedSlot* slot = slots_.find(parameter);
-    if (slot == nullptr) return {};
-    verify_states(slot, slot + 1);
-    if (slot->steps == 0) return {};
     States states;
-    for (const auto& [name, dtype] : slot->kinds) {
+    for (const auto& [name, dtype] : state_types(parameter)) {
       states[name] = at::empty({parameter.numel()}, parameter.options().dtype(dtype));
     }
-    for_each_piece(*slot, [&](std::size_t tile, const Piece& piece) {
-      for (const auto& [name, stored] : states_in(store_->read(tile), piece)) {
+    if (states.empty()) return states;
+    for (const Piece& piece : slots_.of(parameter).pieces) {
+      for (const auto& [name, stored] : states_in(store_->read(piece.tile), piece)) {
         states[name].narrow(0, piece.begin, piece.elements).copy_(stored);
       }
-    });
+    }
     return states;
   }
 
   std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
-    const OffloadedSlot* slot = slots_.find(parameter);
-    if (slot == nullptr) return {};
-    verify_states(slot, slot + 1);
-    if (slot->steps == 0) return {};
-    return {slot->kinds.begin(), slot->kinds.end()};
+    const OffloadedSlot& slot = slots_.of(parameter);
+    verify_states(slot);
+    if (slot.steps == 0) return {};
+    return slot.kinds;
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const OffloadedSlot* slot = slots_.find(parameter);
-    return slot == nullptr ? 0 : slot->steps;
-  }
-
-  std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    const OffloadedSlot* slot = slots_.find(parameter);
-    return slot == nullptr ? 0 : inner_->state_bytes(slot->held);
+    return slots_.of(parameter).steps;
   }
 
   std::int64_t resident_bytes(std::int64_t bytes) const override {
     return bytes == 0 ? 0 : store_->resident_bytes();
   }
-
-  void set_gradient_scale(double scale) override { inner_->set_gradient_scale(scale); }
-  Settings settings() const override { return inner_->settings(); }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps, const States& states) override {
     OffloadedSlot* slot = slots_.find(parameter);
@@ -164,37 +134,28 @@ class Offloaded final : public Optimizer {
     if (steps > 0) {
       note_kinds(*slot, states);
       place(*slot);
-      for_each_piece(*slot, [&](std::size_t tile, const Piece& piece) {
-        for (const auto& [name, stored] : states_in(store_->change(tile), piece)) {
+      for (const Piece& piece : slot->pieces) {
+        for (const auto& [name, stored] :
+             states_in(store_->read(piece.tile, /*to_change=*/true), piece)) {
           stored.copy_(part(states.at(name), piece));
         }
-      });
+      }
     }
     slot->stale = false;
-  }
-
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-  void set_learning_rates(const std::vector<double>& rates) override {
-    inner_->set_learning_rates(rates);
-  }
-  std::size_t group_of(const at::Tensor& parameter) const override {
-    const OffloadedSlot* slot = slots_.find(parameter);
-    return slot == nullptr ? 0 : inner_->group_of(slot->held);
   }
 
   bool is_offloaded() const override { return true; }
 
   OffloadTraffic offload_traffic() const override { return store_->file().traffic(); }
   void stream_offloaded() override {
-    std::vector<std::size_t> tiles(pieces_.size());
+    std::vector<std::size_t> tiles(store_->size());
     std::iota(tiles.begin(), tiles.end(), std::size_t{0});
     store_->stream(tiles, [](std::size_t, const at::Tensor&) {});
   }
 
  private:
-  template <typename Iterator>
-  void verify_states(Iterator begin, Iterator end) const {
-    if (std::none_of(begin, end, [](const OffloadedSlot& slot) { return slot.stale; })) return;
+  void verify_states(const OffloadedSlot& slot) const {
+    if (!slot.stale) return;
     throw Error(fmt::format(
         "an update has failed, so that weights and optimizer states are partly updated: load a "
         "checkpoint. The error was: {}",
@@ -203,33 +164,18 @@ class Offloaded final : public Optimizer {
 
   // Gives a parameter its place on the disk.
   void place(OffloadedSlot& slot) {
-    if (slot.first_tile != TileFile::kNone) return;
+    if (!slot.pieces.empty()) return;
     const std::int64_t all = slot.parameter.numel();
     const std::int64_t each = all == 0 ? 1 : inner_->state_bytes(slot.held) / all;
     std::int64_t begin = 0;
     do {
-      if (pieces_.empty() || store_->room() < each * kGranule) {
-        pieces_.emplace_back();
-        store_->add();
-      }
-      const std::size_t tile = pieces_.size() - 1;
+      if (store_->size() == 0 || store_->room() < each * kGranule) store_->add();
       const std::int64_t elements =
           std::min(all - begin, store_->room() / (each * kGranule) * kGranule);
-      const std::int64_t offset = store_->grow(each * granules(elements));
-      pieces_[tile].push_back({slots_.index_of(slot), begin, elements, offset});
-      if (begin == 0) slot.first_tile = tile;
+      const std::int64_t offset = store_->grow(each * at::round_up(elements, kGranule));
+      slot.pieces.push_back({slots_.index_of(slot), begin, elements, store_->size() - 1, offset});
       begin += elements;
     } while (begin < all);
-  }
-
-  // Calls function(tile, piece) for each piece of a parameter that has a place.
-  template <typename Function>
-  void for_each_piece(const OffloadedSlot& slot, const Function& function) const {
-    for (std::size_t tile = slot.first_tile; tile < pieces_.size(); ++tile) {
-      const auto found = std::ranges::find(pieces_[tile], slots_.index_of(slot), &Piece::slot);
-      if (found == pieces_[tile].end()) return;
-      function(tile, *found);
-    }
   }
 
   // The states of a piece among the bytes of its tile.
@@ -239,33 +185,26 @@ class Offloaded final : public Optimizer {
     for (const auto& [name, dtype] : slots_[piece.slot].kinds) {
       const auto each = static_cast<std::int64_t>(c10::elementSize(dtype));
       states[name] = bytes.narrow(0, offset, each * piece.elements).view(dtype);
-      offset += each * granules(piece.elements);
+      offset += each * at::round_up(piece.elements, kGranule);
     }
     return states;
   }
 
   void update() {
-    std::vector<OffloadedSlot*> due;
+    std::map<std::size_t, std::vector<Piece>> due;  // by tile
     for (OffloadedSlot& slot : slots_) {
       if (!slot.parameter.grad().defined()) continue;
       place(slot);
-      due.push_back(&slot);
+      for (const Piece& piece : slot.pieces) due[piece.tile].push_back(piece);
     }
     std::vector<std::size_t> tiles;
-    for (std::size_t tile = 0; tile < pieces_.size(); ++tile) {
-      if (!due_in(tile).empty()) tiles.push_back(tile);
-    }
-    store_->stream(
-        tiles, [this](std::size_t tile, const at::Tensor& bytes) { update(due_in(tile), bytes); });
+    for (const auto& [tile, pieces] : due) tiles.push_back(tile);
+    store_->stream(tiles,
+                   [&](std::size_t tile, const at::Tensor& bytes) { update(due.at(tile), bytes); });
     show({});
-    for (OffloadedSlot* slot : due) ++slot->steps;
-  }
-
-  std::vector<Piece> due_in(std::size_t tile) {
-    std::vector<Piece> due = pieces_[tile];
-    std::erase_if(due,
-                  [this](const Piece& p) { return !slots_[p.slot].parameter.grad().defined(); });
-    return due;
+    for (OffloadedSlot& slot : slots_) {
+      if (slot.parameter.grad().defined()) ++slot.steps;
+    }
   }
 
   void update(const std::vector<Piece>& due, const at::Tensor& bytes) {
@@ -289,33 +228,23 @@ class Offloaded final : public Optimizer {
   }
 
   static void note_kinds(OffloadedSlot& slot, const States& states) {
-    slot.kinds.clear();
-    for (const auto& [name, state] : states) slot.kinds.emplace_back(name, state.scalar_type());
+    for (const auto& [name, state] : states) slot.kinds[name] = state.scalar_type();
   }
 
   // Lets the inner optimizer hold these pieces of parameters, and nothing of the others.
   void show(const std::vector<Piece>& pieces) {
-    std::unordered_map<const at::TensorImpl*, at::Tensor> next;
-    for (const std::size_t i : shown_) next[slots_[i].held.unsafeGetTensorImpl()] = slots_[i].idle;
+    std::vector<at::Tensor> shown;
+    for (const OffloadedSlot& slot : slots_) shown.push_back(slot.idle);
     for (const Piece& piece : pieces) {
-      const OffloadedSlot& slot = slots_[piece.slot];
-      next[slot.held.unsafeGetTensorImpl()] = part(slot.parameter, piece);
+      shown[piece.slot] = part(slots_[piece.slot].parameter, piece);
     }
-    const auto after = [&](const at::Tensor& held) {
-      const auto found = next.find(held.unsafeGetTensorImpl());
-      return found == next.end() ? held : found->second;
-    };
-    inner_->replace(after);
-    for (const std::size_t i : std::exchange(shown_, {})) slots_[i].held = after(slots_[i].held);
-    for (const Piece& piece : pieces) {
-      slots_[piece.slot].held = after(slots_[piece.slot].held);
-      shown_.push_back(piece.slot);
-    }
+    hold(shown);
   }
 
   // Throws as the inner optimizer does for states that are not its own.
   void check_with_inner(const OffloadedSlot& slot, std::int64_t steps, const States& states) {
-    const Piece some{slots_.index_of(slot), 0, std::min(slot.parameter.numel(), kGranule), 0};
+    const std::int64_t elements = std::min(slot.parameter.numel(), kGranule);
+    const Piece some{.slot = slots_.index_of(slot), .begin = 0, .elements = elements};
     States of_some;
     for (const auto& [name, state] : states) {
       if (state.dim() != 1 || state.numel() != slot.parameter.numel()) {
@@ -332,33 +261,25 @@ class Offloaded final : public Optimizer {
   void lay_out_anew() {
     show({});
     store_->clear();
-    pieces_.clear();
-    for (OffloadedSlot& slot : slots_) slot.first_tile = TileFile::kNone;
+    for (OffloadedSlot& slot : slots_) slot.pieces.clear();
   }
 
-  Slots<OffloadedSlot> slots_;
-  std::unique_ptr<Optimizer> inner_;
-  std::unique_ptr<TileStore> store_;        // state() reads from it
-  std::vector<std::vector<Piece>> pieces_;  // by tile
-  std::vector<std::size_t> shown_;          // slots of which the inner optimizer holds a piece
+  std::unique_ptr<TileStore> store_;  // state() reads from it
   std::string failure_;
 };
 
 }  // namespace
 
 OptimizerFactory with_offload(OptimizerFactory optimizer, OffloadOptions options) {
-  const std::int64_t delay_after = options.delay_after;
-  const OptimizerFactory of_host =
-      options.folder.empty() ? std::move(optimizer)
-                             : [optimizer = std::move(optimizer), options = std::move(options)](
-                                   const std::vector<at::Tensor>& parameters) {
-                                 return std::make_unique<Offloaded>(optimizer, parameters, options);
-                               };
-  return [of_host,
-          delay_after](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Optimizer> {
+  return [optimizer = std::move(optimizer), options = std::move(options)](
+             const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Optimizer> {
+    const auto of_host = [&](const std::vector<at::Tensor>& all) -> std::unique_ptr<Optimizer> {
+      if (options.folder.empty()) return optimizer(all);
+      return std::make_unique<Offloaded>(optimizer, all, options);
+    };
     const bool one_memory = parameters.empty() || parameters.front().is_cpu();
-    if (one_memory && delay_after == kNoDelay) return of_host(parameters);
-    return update_on_host(of_host, parameters, delay_after);
+    if (one_memory && options.delay_after == kNoDelay) return of_host(parameters);
+    return update_on_host(of_host, parameters, options.delay_after);
   };
 }
 

@@ -40,23 +40,19 @@ void TileStore::stream(const std::vector<std::size_t>& tiles, const Update& upda
   file_.finish();
 }
 
-at::Tensor TileStore::read(std::size_t tile) {
-  if (here_ == tile) return buffers_[0];
-  keep_changes();
-  here_ = TileFile::kNone;
-  make_buffers();
-  if (file_.has(tile)) {
-    file_.start(buffers_[0], TileFile::kNone, 0, tile);
-    file_.finish();
+at::Tensor TileStore::read(std::size_t tile, bool to_change) {
+  if (here_ != tile) {
+    keep_changes();
+    here_ = TileFile::kNone;
+    make_buffers();
+    if (file_.has(tile)) {
+      file_.start(buffers_[0], TileFile::kNone, 0, tile);
+      file_.finish();
+    }
+    here_ = tile;
   }
-  here_ = tile;
+  changed_ = changed_ || to_change;
   return buffers_[0];
-}
-
-at::Tensor TileStore::change(std::size_t tile) {
-  const at::Tensor bytes = read(tile);
-  changed_ = true;
-  return bytes;
 }
 
 void TileStore::keep_changes() {

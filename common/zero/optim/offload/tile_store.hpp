@@ -22,6 +22,7 @@ class TileStore {
   void add() { bytes_.push_back(0); }
   /// Gives the last tile more bytes, at most room(); returns where they begin.
   std::int64_t grow(std::int64_t bytes);
+  std::size_t size() const { return bytes_.size(); }
   std::int64_t room() const { return file_.tile_bytes() - bytes_.back(); }
   void clear();
 
@@ -31,10 +32,8 @@ class TileStore {
   using Update = std::function<void(std::size_t tile, const at::Tensor& bytes)>;
   void stream(const std::vector<std::size_t>& tiles, const Update& update);
 
-  /// The bytes of one tile, until the next call.
-  at::Tensor read(std::size_t tile);
-  /// The same, to be changed.
-  at::Tensor change(std::size_t tile);
+  /// The bytes of one tile, until the next call; with `to_change` to be changed.
+  at::Tensor read(std::size_t tile, bool to_change = false);
 
   /// Bytes of memory, once there is a tile.
   std::int64_t resident_bytes() const { return 2 * TileFile::buffer_bytes(file_.tile_bytes()); }

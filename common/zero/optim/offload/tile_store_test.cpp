@@ -87,7 +87,7 @@ TEST_F(TileStoreTest, SomeTilesAreUpdatedAndTheOthersStay) {
   TileStore store(options());
   fill(store, 5);
   store.stream({1, 4}, [](std::size_t, const at::Tensor& bytes) { bytes.add_(10); });
-  store.change(2).fill_(100);
+  store.read(2, /*to_change=*/true).fill_(100);
   const std::int64_t expected[] = {1, 12, 100, 4, 15};
   for (const std::size_t i : {4, 3, 2, 1, 0}) {
     EXPECT_EQ(store.read(i)[kOdd - 1].item<std::int64_t>(), expected[i]);

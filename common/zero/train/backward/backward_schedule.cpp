@@ -65,10 +65,8 @@ void BackwardSchedule::begin_backward(bool reduces) {
   next_ = 0;
   for (std::size_t k = 0; k < items_.size(); ++k) {
     const auto& members = items_[k].parameters;
-    missing_[k] =
-        static_cast<std::size_t>(std::count_if(members.begin(), members.end(), [this](auto i) {
-          return list_.parameters[i].tensor.requires_grad();
-        }));
+    missing_[k] = static_cast<std::size_t>(std::ranges::count_if(
+        members, [this](auto i) { return list_.parameters[i].tensor.requires_grad(); }));
     states_[k] = missing_[k] == 0 ? State::kAbsent : State::kFilling;
   }
 }
@@ -101,13 +99,10 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
 // True if no gradient of `u` can come any more and none of its parameters will be read. A frozen
 // one may be, for the gradient of the unit's input.
 bool BackwardSchedule::is_finished(std::size_t u) const {
-  const bool complete = std::all_of(of_unit_[u].begin(), of_unit_[u].end(),
-                                    [this](std::size_t k) { return missing_[k] == 0; });
-  const auto& members = list_.units[u].parameters;
-  const bool has_frozen = std::any_of(members.begin(), members.end(), [this](std::size_t i) {
-    return !list_.parameters[i].tensor.requires_grad();
-  });
-  return complete && !has_frozen;
+  const auto has_all = [this](std::size_t k) { return missing_[k] == 0; };
+  const auto trains = [this](std::size_t i) { return list_.parameters[i].tensor.requires_grad(); };
+  return std::ranges::all_of(of_unit_[u], has_all) &&
+         std::ranges::all_of(list_.units[u].parameters, trains);
 }
 
 bool BackwardSchedule::has_turn(std::size_t u) const {

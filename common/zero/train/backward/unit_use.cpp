@@ -16,8 +16,7 @@ UnitUse::UnitUse(const nn::ParameterList& list)
       entered_(list.units.size(), false) {}
 
 std::size_t UnitUse::first_held() const {
-  const auto found = std::find_if(holders_.begin(), holders_.end(),
-                                  [](std::int64_t holders) { return holders > 0; });
+  const auto found = std::ranges::find_if(holders_, [](std::int64_t n) { return n > 0; });
   return static_cast<std::size_t>(found - holders_.begin());
 }
 

@@ -25,36 +25,31 @@ FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t
       pool_(pool),
       places_(list.size()),
       of_unit_(list.units.size()) {
-  for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u), pool);
+  for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u));
 }
 
 FlatParameterList::~FlatParameterList() {
   // A handle may not be dropped while its transfer is in flight, so each is waited for, whatever
   // the one before it said. The caller has heard of a peer that is gone from the operation that
   // failed first.
-  bool said = std::uncaught_exceptions() > 0;
-  const auto wait = [&](const auto& finish) {
-    try {
-      finish();
-    } catch (const std::exception& error) {
-      if (!said) {
-        const int rank = communicator_.world_rank(communicator_.rank());
-        log_error(fmt::format("rank {}: {}", rank, message_of(error)));
-      }
-      said = true;
-    }
-  };
+  base::KeptError problem;
   for (FlatParameters& buffer : buffers_) {
-    wait([&] { buffer.wait_gather(); });
-    wait([&] { buffer.finish_reduce(); });
+    problem.keep([&] { buffer.wait_gather(); });
+    problem.keep([&] { buffer.finish_reduce(); });
   }
   for (InFile& unit : files_) {
-    if (unit.telling) wait([&] { unit.telling->wait(); });
+    if (unit.telling) problem.keep([&] { unit.telling->wait(); });
+  }
+  try {
+    if (std::uncaught_exceptions() == 0) problem.rethrow();
+  } catch (const std::exception& error) {
+    const int rank = communicator_.world_rank(communicator_.rank());
+    log_error(fmt::format("rank {}: {}", rank, message_of(error)));
   }
 }
 
 void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
-                                 const FlatOptions& options, memory::StoragePool& pool) {
+                                 const FlatOptions& options) {
   struct Open {
     std::vector<std::size_t> members;
     std::int64_t bytes = 0;
@@ -67,7 +62,7 @@ void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
     }
     of_unit_[unit].push_back(buffers_.size());
     unit_of_.push_back(unit);
-    buffers_.emplace_back(list_, std::move(buffer.members), options, communicator_, pool);
+    buffers_.emplace_back(list_, std::move(buffer.members), options, communicator_, pool_);
     buffer = {};
   };
   for (const std::size_t i : list_.units[unit].parameters) {
@@ -84,7 +79,7 @@ void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
 
 void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value,
                                    dist::Communicator* replicas) {
-  std::exception_ptr problem;  // the others are in the middle of collectives
+  base::KeptError problem;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     FlatParameters& buffer = buffers_[b];
     buffer.initialize(first_value, replicas);
@@ -93,17 +88,11 @@ void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value
                                 [&buffer, m] { return buffer.gradient_view(m); });
     }
     if (!is_offloaded() || b != of_unit_[unit_of_[b]].back()) continue;
-    try {
-      if (!problem) keep_in_file(unit_of_[b]);
-    } catch (const std::exception&) {
-      problem = std::current_exception();
-    }
+    if (!problem.is_there()) problem.keep([&] { keep_in_file(unit_of_[b]); });
   }
   if (!is_offloaded()) return;
   pool_.clear();
-  dist::run_on_all_ranks(*readers_, "parameters cannot be offloaded", [&] {
-    if (problem) std::rethrow_exception(problem);
-  });
+  dist::run_on_all_ranks(*readers_, "parameters cannot be offloaded", [&] { problem.rethrow(); });
 }
 
 std::vector<BackwardSchedule::Item> FlatParameterList::items() const {
@@ -160,7 +149,9 @@ void FlatParameterList::keep_writes(std::size_t unit) {
 void FlatParameterList::reshard(std::size_t unit) {
   end_read(unit);
   for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
-  leave(unit);
+  InFile* const here = in_file(unit);
+  if (here == nullptr) return;
+  here->problem.keep([&] { here->problem.is_there() ? here->file->drop() : here->file->leave(); });
 }
 
 void FlatParameterList::start_refresh() {
@@ -236,32 +227,20 @@ void FlatParameterList::keep_in_file(std::size_t unit) {
 
 void FlatParameterList::read_ahead(std::size_t unit) {
   InFile* const here = in_file(unit);
-  if (here == nullptr) return;
-  try {
-    here->file->read_ahead();
-  } catch (const std::exception&) {
-    here->problem = std::current_exception();
-  }
+  if (here != nullptr) here->problem.keep([&] { here->file->read_ahead(); });
 }
 
 // Does not throw if the disk fails, because other ranks gather: end_read() does, on all.
 void FlatParameterList::begin_read(std::size_t unit) {
   InFile* const here = in_file(unit);
   if (here == nullptr || !is_sharded(unit)) return;
-  const auto attempt = [here](const auto& action) {
-    try {
-      action();
-    } catch (const std::exception&) {
-      if (!here->problem) here->problem = std::current_exception();
-    }
-  };
   if (brought_ == unit) brought_.reset();
-  attempt([&] { leave_brought(); });
-  attempt([&] { here->file->bring(); });
-  attempt([&] {
+  here->problem.keep([&] { leave_brought(); });
+  here->problem.keep([&] { here->file->bring(); });
+  here->problem.keep([&] {
     for (const std::size_t i : list_.units[unit].parameters) verify_not_lost(i);
   });
-  here->mine = at::full({1}, here->problem ? 1 : 0, at::kInt);
+  here->mine = at::full({1}, here->problem.is_there() ? 1 : 0, at::kInt);
   here->all = at::zeros({readers_->size()}, at::kInt);
   here->telling = readers_->all_gather(here->all, here->mine, dist::Purpose::kControl);
 }
@@ -277,20 +256,7 @@ void FlatParameterList::end_read(std::size_t unit) {
   dist::run_on_all_ranks(*readers_,
                          fmt::format("the parameters of {} are not there",
                                      name.empty() ? "the root" : fmt::format("unit '{}'", name)),
-                         [here] {
-                           const auto problem = std::exchange(here->problem, nullptr);
-                           if (problem) std::rethrow_exception(problem);
-                         });
-}
-
-void FlatParameterList::leave(std::size_t unit) {
-  InFile* const here = in_file(unit);
-  if (here == nullptr) return;
-  try {
-    here->problem ? here->file->drop() : here->file->leave();
-  } catch (const std::exception&) {
-    here->problem = std::current_exception();  // the next gather says it
-  }
+                         [here] { here->problem.rethrow(); });
 }
 
 void FlatParameterList::leave_brought() {
@@ -315,7 +281,7 @@ void FlatParameterList::bring_shard(std::size_t index, bool overwrites) {
     lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
   }
   if (overwrites) {
-    here->problem = nullptr;
+    here->problem.forget();
     lost_.erase(index);
   }
   verify_not_lost(index);
@@ -340,30 +306,31 @@ void FlatParameterList::update(const std::function<void()>& step) {
   struct Hidden {
     at::Tensor piece, gradient;
   };
-  std::vector<std::vector<Hidden>> hidden(files_.size());  // by unit
-  std::vector<Hidden> in_memory;
+  // By unit; first those in memory.
+  std::vector<std::vector<Hidden>> hidden(files_.size() + 1);
   const auto show = [](const std::vector<Hidden>& unit) {
     for (const Hidden& h : unit) h.piece.mutable_grad() = h.gradient;
   };
   const auto hide = [](const std::vector<Hidden>& unit) {
     for (const Hidden& h : unit) h.piece.mutable_grad().reset();
   };
-  const auto end = c10::make_scope_exit([&] {
-    show(in_memory);
-    std::ranges::for_each(hidden, show);
-  });
+  const auto end = c10::make_scope_exit([&] { std::ranges::for_each(hidden, show); });
+  const auto step_with = [&](const std::vector<Hidden>& unit) {
+    show(unit);
+    step();
+    hide(unit);
+  };
   for (std::size_t i = 0; i < list_.size(); ++i) {
     const at::Tensor mine = piece(i).tensor;
     if (!mine.defined() || !mine.grad().defined()) continue;
     const std::size_t unit = unit_of_[places_[i].buffer];
-    (in_file(unit) == nullptr ? in_memory : hidden[unit]).push_back({mine, mine.grad()});
+    hidden[in_file(unit) == nullptr ? 0 : unit + 1].push_back({mine, mine.grad()});
   }
   std::ranges::for_each(hidden, hide);
-  if (!in_memory.empty()) step();
-  hide(in_memory);
+  if (!hidden[0].empty()) step_with(hidden[0]);
   std::vector<std::size_t> due;
-  for (std::size_t unit = 0; unit < hidden.size(); ++unit) {
-    if (!hidden[unit].empty()) due.push_back(unit);
+  for (std::size_t unit = 0; unit < files_.size(); ++unit) {
+    if (!hidden[unit + 1].empty()) due.push_back(unit);
   }
   ShardFile* writing = nullptr;
   for (std::size_t k = 0; k < due.size(); ++k) {
@@ -371,9 +338,7 @@ void FlatParameterList::update(const std::function<void()>& step) {
     file.read_ahead();
     if (k + 1 < due.size()) in_file(due[k + 1])->file->read_ahead();
     file.bring();
-    show(hidden[due[k]]);
-    step();
-    hide(hidden[due[k]]);
+    step_with(hidden[due[k] + 1]);
     if (writing != nullptr) writing->finish();
     writing = is_sharded(due[k]) ? &file : nullptr;  // else reshard() writes it
     if (writing != nullptr) writing->write_behind();

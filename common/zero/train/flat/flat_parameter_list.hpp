@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/base/kept_error.hpp>
 #include <zero/train/backward/backward_schedule.hpp>
 #include <zero/train/flat/flat_parameters.hpp>
 #include <zero/train/flat/shard_file.hpp>
@@ -98,9 +98,8 @@ class FlatParameterList {
   /// out: it is never gathered ahead.
   std::int64_t largest_sharded_unit() const;
   using Gathers = std::function<std::int64_t(std::size_t unit)>;
-  /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
+  /// What this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
   /// unit whose parameters are sharded.
-  std::int64_t sent_bytes(const Gathers& gathers) const { return sent(gathers).all; }
   SentBytes sent(const Gathers& gathers) const;
   /// What each further micro-batch gathers.
   std::int64_t gathered_bytes(const Gathers& gathers) const;
@@ -114,7 +113,7 @@ class FlatParameterList {
   // Of a unit whose shards are in a file.
   struct InFile {
     std::unique_ptr<ShardFile> file;
-    std::exception_ptr problem;  // of this rank's disk, not yet said
+    base::KeptError problem;  // of this rank's disk: the next gather says it
     // Of a gather that is not finished: whether each rank has a problem.
     at::Tensor mine, all;
     std::optional<dist::Work> telling;
@@ -125,10 +124,8 @@ class FlatParameterList {
   void keep_in_file(std::size_t unit);
   void begin_read(std::size_t unit);
   void end_read(std::size_t unit);
-  void leave(std::size_t unit);
   void verify_not_lost(std::size_t index) const;
-  void add_unit(std::size_t unit, std::int64_t buffer_bytes, const FlatOptions& options,
-                memory::StoragePool& pool);
+  void add_unit(std::size_t unit, std::int64_t buffer_bytes, const FlatOptions& options);
 
   const nn::ParameterList& list_;
   dist::Communicator& communicator_;

@@ -1,3 +1,4 @@
+#include <ATen/ceil_div.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -6,14 +7,6 @@
 #include <zero/train/flat/shard_layout.hpp>
 
 namespace zero::train {
-namespace {
-
-std::int64_t round_up(std::int64_t elements) {
-  constexpr std::int64_t a = ShardLayout::kAlignment;
-  return (elements + a - 1) / a * a;
-}
-
-}  // namespace
 
 ShardLayout::ShardLayout(std::vector<std::int64_t> sizes, int world_size)
     : sizes_(std::move(sizes)), world_size_(world_size) {
@@ -22,10 +15,10 @@ ShardLayout::ShardLayout(std::vector<std::int64_t> sizes, int world_size)
   for (const std::int64_t size : sizes_) {
     TORCH_INTERNAL_ASSERT(size >= 0);
     offsets_.push_back(end);
-    end = round_up(end + size);
+    end = at::round_up(end + size, kAlignment);
     elements_ += size;
   }
-  shard_ = round_up((end + world_size - 1) / world_size);
+  shard_ = at::round_up(at::ceil_div<std::int64_t>(end, world_size), kAlignment);
 }
 
 ShardLayout::Range ShardLayout::range(std::size_t tensor, int rank) const {
