@@ -286,9 +286,9 @@ struct Phase {
 
 std::function<void()> before_tile;  // of this rank
 
-// In the `number`th tile of a step.
-Phase in_tile(int number) {
-  return {"the update of a tile", [number](OffloadRun& run, const auto&, const auto& die) {
+// In the `number`th tile, or unit, of a step.
+Phase in_update(int number) {
+  return {"an update", [number](OffloadRun& run, const auto&, const auto& die) {
             before_tile = [&die, left = number]() mutable {
               if (left-- == 0) die();
             };
@@ -296,9 +296,10 @@ Phase in_tile(int number) {
           }};
 }
 
-// In the third block that is read or written by `work`.
-void with_disk(bool writes, const std::function<void()>& die, const std::function<void()>& work) {
-  std::atomic<int> left = 2;
+// In the `number`th block that is read or written by `work`.
+void with_disk(bool writes, int number, const std::function<void()>& die,
+               const std::function<void()>& work) {
+  std::atomic<int> left = number;
   const Disk disk([&](const Transfer& transfer) {
     if (transfer.writes == writes && left-- == 0) die();
     return transfer.as_asked();
@@ -306,7 +307,19 @@ void with_disk(bool writes, const std::function<void()>& die, const std::functio
   work();
 }
 
-std::vector<Phase> phases() {
+Phase in_read(const char* name, int number) {
+  return {name, [number](OffloadRun& run, const auto&, const auto& die) {
+            with_disk(/*writes=*/false, number, die, [&] { run.step(2); });
+          }};
+}
+
+Phase in_write(int number) {
+  return {"a write in a step", [number](OffloadRun& run, const auto&, const auto& die) {
+            with_disk(/*writes=*/true, number, die, [&] { run.step(2); });
+          }};
+}
+
+std::vector<Phase> all_phases() {
   return {{"between forward and backward",
            [](OffloadRun& run, const auto&, const auto& die) {
              const at::Tensor loss = run.forward(2);
@@ -320,33 +333,27 @@ std::vector<Phase> phases() {
                  [&die](std::size_t, const at::Tensor&) { die(); });
              run.step(2);
            }},
-          in_tile(0),
-          in_tile(1),
-          in_tile(3),
-          {"a read in a step",
-           [](OffloadRun& run, const auto&, const auto& die) {
-             with_disk(/*writes=*/false, die, [&] { run.step(2); });
-           }},
-          {"a write in a step",
-           [](OffloadRun& run, const auto&, const auto& die) {
-             with_disk(/*writes=*/true, die, [&] { run.step(2); });
-           }},
+          in_update(0),
+          in_update(1),
+          in_read("a read in a step", 2),
+          in_write(2),
           {"a save of a third step",
            [](OffloadRun& run, const auto& checkpoint, const auto& die) {
              run.step(2);
-             with_disk(/*writes=*/false, die, [&] { run.engine.save(checkpoint); });
+             with_disk(/*writes=*/false, 2, die, [&] { run.engine.save(checkpoint); });
            }},
           {"a load", [](OffloadRun& run, const auto& checkpoint, const auto& die) {
-             with_disk(/*writes=*/true, die, [&] { run.engine.load(checkpoint); });
              run.step(2);
+             with_disk(/*writes=*/true, 1, die, [&] { run.engine.load(checkpoint); });
            }}};
 }
 
-TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
-  for (const Phase& phase : phases()) {
+void expect_nothing_left(const std::vector<Phase>& phases,
+                         const std::function<EngineConfig(const TestFolder&)>& config_in) {
+  for (const Phase& phase : phases) {
     SCOPED_TRACE(phase.name);
     const TestFolder folder;
-    const EngineConfig config = offloaded(1, folder.path());
+    const EngineConfig config = config_in(folder);
     const auto exits = ranks_ended({.timeout = std::chrono::seconds(5)}, [&](auto& communicator) {
       OffloadRun run(communicator, config, adamw_with([] {
                        if (before_tile) before_tile();
@@ -371,6 +378,21 @@ TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoad
     for (const std::string& name : folder.listing())
       EXPECT_THAT(name, ::testing::StartsWith("run"));
   }
+}
+
+TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
+  std::vector<Phase> phases = all_phases();
+  phases.push_back(in_update(3));
+  expect_nothing_left(phases, [](const TestFolder& f) { return offloaded(1, f.path()); });
+}
+
+// Three units: three reads in forward and two in backward, where the root is whole; then each is
+// read, updated and written.
+TEST(OffloadParameterFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
+  std::vector<Phase> phases = all_phases();
+  phases.insert(phases.end(), {in_update(2), in_read("a read in backward", 4),
+                               in_read("a read in the update", 6), in_write(0), in_write(1)});
+  expect_nothing_left(phases, [](const TestFolder& f) { return parameters_offloaded(f.path()); });
 }
 
 // Each block of each rank is early or late by chance.
@@ -420,21 +442,27 @@ TEST(OffloadFaults, OtherOptimizersAreRefusedOnAllRanks) {
   });
 }
 
-TEST(OffloadEngine, TwoRunsShareAFolder) {
+TEST(OffloadEngine, TwoRunsShareAFolderThatIsRemoved) {
   const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    const EngineConfig config = offloaded(3, folder.path());
-    OffloadRun resident(communicator, in_memory(3));
-    OffloadRun one(communicator, config), other(communicator, config);
-    for (int number = 0; number < 4; ++number) {
-      one.step(number);
-      other.step(3 - number);
-      resident.step(number);
-    }
-    EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
-    EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
-  });
-  EXPECT_TRUE(folder.listing().empty());
+  for (const bool parameters : {false, true}) {
+    const auto place = folder / "states";
+    std::filesystem::create_directory(place);
+    on_ranks(2, [&](dist::Communicator& communicator) {
+      const EngineConfig config = parameters ? parameters_offloaded(place) : offloaded(3, place);
+      OffloadRun resident(communicator, in_memory(3));
+      OffloadRun one(communicator, config), other(communicator, config);
+      for (int number = 0; number < 4; ++number) {
+        one.step(number);
+        other.step(3 - number);
+        resident.step(number);
+        communicator.barrier();
+        if (one.rank == 0) std::filesystem::remove(place);  // throws unless it is empty
+      }
+      EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
+      EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
+    });
+    EXPECT_TRUE(folder.listing().empty());
+  }
 }
 
 }  // namespace

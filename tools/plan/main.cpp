@@ -103,7 +103,10 @@ class CommandLine {
     choice<Stage>("--stage", r_.stage, {"ddp", "zero1", "zero2", "zero3"}, "only this one");
     count("--batch", r_.batch, kLargestBatch, "samples a rank");
     count("--sequence,--seq-len", r_.sequence, kLongestSequence, "tokens of a sample");
-    app_.add_flag("--recompute", r_.recompute, "keep only the input of each layer for backward");
+    auto* recompute = app_.add_flag("--recompute", r_.recompute,
+                                    "keep only the input of each layer for backward");
+    app_.add_flag("--activations-on-host", r_.activations_on_host, "these inputs leave the device")
+        ->needs(recompute);
     quantity("--memory", r_.memory, parse_memory, "of a rank, as in 24GB; exit code 3: none fits");
   }
 
@@ -135,6 +138,8 @@ class CommandLine {
     auto* disk = quantity("--disk-bandwidth", r_.disk.bandwidth, parse_bandwidth,
                           "a rank reads and writes with: optimizer states on a disk, a row");
     quantity("--disk", r_.disk.room, parse_memory, "room of a rank there, as in 2TB")->needs(disk);
+    app_.add_flag("--offload-parameters", r_.disk.parameters, "they are there too: one more row")
+        ->needs(disk);
     app_.add_option("--overhead", r_.break_even_share, "of compute, for the break-even batch")
         ->check(CLI::Range(1e-6, 1e6))
         ->check(base::refuse_nan);
@@ -144,9 +149,10 @@ class CommandLine {
     auto* json = app_.add_option("--json", json_, "write the plan to this file; - prints it");
     auto* table = app_.add_flag("--scenarios", scenarios_, "which stage to take, when: a table");
     auto* hosts = app_.get_option("--ranks-per-host");
-    for (const char* other : {"--memory", "--stage", "--tp", "--pp", "--shard-size",
-                              "--micro-batches", "--pipeline-schedule", "--sequence-parallel",
-                              "--partition-activations", "--disk-bandwidth"}) {
+    for (const char* other :
+         {"--memory", "--stage", "--tp", "--pp", "--shard-size", "--micro-batches",
+          "--pipeline-schedule", "--sequence-parallel", "--partition-activations",
+          "--activations-on-host", "--disk-bandwidth"}) {
       hosts->excludes(app_.get_option(other));
       hybrid->excludes(app_.get_option(other));
       table->excludes(app_.get_option(other));
@@ -158,6 +164,8 @@ class CommandLine {
     table->excludes(hosts)->excludes(hybrid)->excludes(json);
     table->excludes(app_.get_option("--bandwidth"));
     for (const char* mesh : {"--tp", "--pp", "--shard-size"}) disk->excludes(mesh);
+    auto* on_host = app_.get_option("--activations-on-host");
+    for (const char* mesh : {"--pp", "--pipeline-schedule"}) on_host->excludes(mesh);
   }
 
   CLI::App app_{"Says what a model needs under each stage, by formula, and which stage to take."};

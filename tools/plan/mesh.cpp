@@ -35,6 +35,9 @@ struct Place {
   const bool tied = mesh.pipeline > 1 && is_tied(request.model);
   // Elements of a token in the residual stream.
   const std::int64_t stream = share(shape.hidden, request.mesh.sequence_parallel ? mesh.tensor : 1);
+  // What a checkpoint keeps of them.
+  const std::int64_t input =
+      request.mesh.partition_activations ? share(shape.hidden, mesh.tensor) : stream;
 
   // Of so many elements a token, in so many micro-batches. Throws zero::Error beyond 2^60 bytes.
   std::int64_t bytes(std::int64_t elements, std::int64_t count) const {
@@ -54,8 +57,6 @@ struct Place {
   // 1/T of it.
   std::int64_t activations() const {
     const std::int64_t layer = layer_elements(shape) - 2 * (shape.hidden - stream);
-    const std::int64_t input =
-        request.mesh.partition_activations ? share(shape.hidden, mesh.tensor) : stream;
     // The logits of each micro-batch and the gradient of one.
     std::int64_t sum =
         bytes(shape.layers * (request.recompute ? input : layer) + shape.vocabulary, in_flight) +
@@ -66,7 +67,13 @@ struct Place {
       sum += bytes(shape.hidden, waiting) +
              bytes(shape.vocabulary, std::max<std::int64_t>(0, waiting - in_flight));
     }
-    return sum;
+    return sum - (on_host().host - on_host().device);
+  }
+
+  // Without a pipeline: one micro-batch is in flight.
+  InputsOnHost on_host() const {
+    if (!request.activations_on_host) return {};
+    return inputs_on_host(shape.layers, bytes(input, 1));
   }
 
   std::int64_t transients(Stage zero) const {
@@ -180,7 +187,7 @@ StagePlan plan_stage(const Request& request, Stage stage, const Mesh& mesh) {
     const Place place{request, mesh, s};
     const std::int64_t parameters = place.model.parameters;
     Held held{model_states(parameters, request.policy, stage, mesh.shards), place.transients(stage),
-              place.activations()};
+              place.activations(), place.on_host()};
     held.states.parameters += place.part.frozen * request.policy.parameter;
     if (s == 0 || held.total() > plan.total()) {
       plan.fullest = s;

@@ -43,22 +43,53 @@ std::string from_ranks(std::optional<std::int64_t> n) {
   return n ? fmt::format("from {} ranks on", base::with_thousands(*n)) : "on no number of ranks";
 }
 
-// `row` with its optimizer states on a disk.
-StagePlan on_disk(const Request& r, StagePlan row) {
-  const std::int64_t file = row.states.optimizer;
-  const double moved = 2 * static_cast<double>(file);
+// Of a rank of n, the root first.
+std::vector<UnitInFile> units_in_files(const Request& r, std::int64_t n) {
+  std::vector<UnitInFile> units;
+  const auto add = [&](std::int64_t elements) {
+    const std::int64_t shard = share(elements, n) * r.policy.parameter;
+    units.push_back({optim::TileFile::aligned(shard), n > 1 ? n * shard : 0});
+  };
+  add(r.model.root);
+  std::ranges::for_each(r.model.units, add);
+  return units;
+}
+
+// `resident` with its optimizer states on a disk, and maybe its parameters too.
+StagePlan on_disk(const Request& r, const StagePlan& resident, bool parameters,
+                  std::int64_t lookahead) {
+  const Stage stage = resident.stage;
+  const auto file_on = [&](std::int64_t n) {
+    return model_states(r.model.parameters, r.policy, stage, n).optimizer +
+           (parameters ? file_traffic(units_in_files(r, n), 1).in_update : 0);
+  };
+  const std::int64_t file = file_on(r.world_size);
   if (r.disk.room && file > r.disk.room->bytes) {
-    const auto states = [&](std::int64_t n) {
-      return model_states(r.model.parameters, r.policy, row.stage, n).optimizer;
-    };
     const auto& [room, unit] = *r.disk.room;
-    refuse_if(true, "--disk {}: optimizer states of {} take {} of a rank; they fit {}",
-              at_most(room, unit), name(row.stage), at_least(file, unit),
-              from_ranks(fewest_ranks(room, r.world_size, states)));
+    refuse_if(true, "--disk {}: optimizer states{} of {} take {} of a rank; they fit {}",
+              at_most(room, unit), parameters ? " and parameters" : "", name(stage),
+              at_least(file, unit), from_ranks(fewest_ranks(room, r.world_size, file_on)));
   }
+  StagePlan row = resident;
   row.states.optimizer = 2 * optim::TileFile::buffer_bytes(optim::OffloadOptions{}.tile_bytes);
-  row.disk = DiskUse{file, 2 * file, moved / *r.disk.bandwidth};
-  row.time.exposed += row.disk->seconds;
+  row.disk = DiskUse{.parameters = parameters, .file = file, .moved = 2 * file};
+  if (parameters) {
+    const std::vector<UnitInFile> units = units_in_files(r, r.world_size);
+    Request rest = r;
+    rest.policy.parameter = 0;
+    row.states.parameters = 0;
+    row.transients =
+        plan_stage(rest, stage, row.mesh).transients + parameters_in_memory(units, lookahead);
+    row.disk->ahead = file_traffic(units, row.micro_batches).in_passes;
+    row.disk->moved += row.disk->ahead;
+  }
+  const auto seconds = [&](std::int64_t bytes) {
+    return static_cast<double>(bytes) / *r.disk.bandwidth;
+  };
+  row.disk->seconds = seconds(row.disk->moved);
+  row.disk->ahead_seconds = seconds(row.disk->ahead);
+  row.time.exposed += std::max(0.0, row.disk->ahead_seconds - row.time.total()) +
+                      seconds(row.disk->moved - row.disk->ahead);
   return row;
 }
 
@@ -77,7 +108,11 @@ std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead)
     rows.back().offloaded = true;
     rows.back().states.optimizer = 0;
   }
-  if (r.disk.bandwidth) rows.push_back(on_disk(r, last));
+  refuse_if(r.disk.parameters && last.stage != Stage::kZero3,
+            "--offload-parameters: {} keeps parameters whole in memory; take --stage zero3",
+            name(last.stage));
+  if (r.disk.bandwidth) rows.push_back(on_disk(r, last, /*parameters=*/false, lookahead));
+  if (r.disk.parameters) rows.push_back(on_disk(r, last, /*parameters=*/true, lookahead));
   return rows;
 }
 
@@ -144,6 +179,13 @@ std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
                      at_most(std::abs(more), unit), more < 0 ? "less" : "more");
 }
 
+std::string with_disk(const Request& request, const StagePlan& row) {
+  return fmt::format(" With optimizer states{} on a disk it needs {} and {}.",
+                     row.disk->parameters ? " and parameters" : "",
+                     at_least(row.total(), request.memory->unit),
+                     request.fits(row) ? "fits" : "does not fit");
+}
+
 // A no stays a no: whole bytes are compared, needs are printed rounded up and memory rounded down.
 Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
   const auto& [memory, unit] = *request.memory;
@@ -183,10 +225,8 @@ Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
       at_most(memory, unit), base::with_thousands(request.world_size),
       request.world_size == 1 ? "" : "s", name(last), at_least(all(request.world_size), unit),
       from_ranks(choice.ranks_for_states), from_ranks(choice.ranks_for_all));
-  if (stages.back().disk) {
-    choice.says += fmt::format(" With optimizer states on a disk it needs {} and {}.",
-                               at_least(stages.back().total(), unit),
-                               request.fits(stages.back()) ? "fits" : "does not fit");
+  for (const StagePlan& row : stages) {
+    if (row.disk) choice.says += with_disk(request, row);
   }
   return choice;
 }

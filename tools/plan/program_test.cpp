@@ -76,6 +76,14 @@ TEST(PlanProgram, PrintsTheHybridByModuleAndByUnit) {
   EXPECT_THAT(run_plan("--hybrid --memory 24GB").said, HasSubstr("--memory excludes --hybrid"));
 }
 
+TEST(PlanProgram, WritesWhatIsOnTheHost) {
+  const auto json = [](const std::string& more) {
+    return base::Json::parse(run_plan("--model tiny --recompute --json - " + more).said);
+  };
+  EXPECT_EQ(json("--activations-on-host")["inputs_on_host"]["device_bytes"], 2 * 2048 * 64 * 2);
+  EXPECT_FALSE(json("").contains("inputs_on_host"));
+}
+
 TEST(PlanProgram, SendsBetweenHostsInARingUnlessToldOtherwise) {
   const std::string hosts = "--parameters 7e9 --nproc 16 --ranks-per-host 8 ";
   EXPECT_THAT(run_plan(hosts).said, HasSubstr("by ring"));
@@ -164,6 +172,11 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
            {"--tp 2 --pipeline-schedule zigzag", "zigzag not in {1f1b,gpipe}"},
            {"--tp 2 --micro-batches x", "--micro-batches"},
            {"--tp 2 --partition-activations", "--partition-activations requires --recompute"},
+           {"--offload-parameters", "--offload-parameters requires --disk-bandwidth"},
+           {"--activations-on-host", "--activations-on-host requires --recompute"},
+           {"--recompute --activations-on-host --pp 2", "excludes"},
+           {"--stage zero2 --disk-bandwidth 1GB/s --offload-parameters",
+            "ZeRO-2 keeps parameters whole in memory; take --stage zero3"},
            {"--ranks-per-host 4 --memory 24GB", "excludes"},
            {"--ranks-per-host 4 --tp 2", "excludes"},
            {"--ranks-per-host 3", "--world-size 8 is not two or more such hosts"},

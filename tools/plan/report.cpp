@@ -37,7 +37,10 @@ Json or_null(const std::optional<T>& value) {
 }
 
 std::string row_name(const Plan& plan, const StagePlan& row) {
-  const std::string offload = row.offloaded ? " + offload" : row.disk ? " + disk" : "";
+  const std::string offload = row.offloaded          ? " + offload"
+                              : !row.disk            ? ""
+                              : row.disk->parameters ? " + disk, params too"
+                                                     : " + disk";
   return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh) : offload);
 }
 
@@ -165,9 +168,22 @@ std::int64_t crossover(const Request& r) {
   return tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden, r.policy);
 }
 
-std::string about_disk(const Plan& plan) {
-  const StagePlan& row = plan.stages.back();
+std::string about_parameters_on_disk(const Plan& plan, const StagePlan& row) {
+  const DiskUse& disk = *row.disk;
+  const double update = disk.seconds - disk.ahead_seconds;
+  return say(
+      "\nWith parameters there too the file has {}. Forward and backward read {} ahead, which "
+      "takes "
+      "{} of their {}. The update waits for {}, which takes {}: {} in all.",
+      at_least(disk.file, plan.unit()), at_least(disk.ahead, plan.unit()),
+      in_seconds(disk.ahead_seconds), in_seconds(row.time.total() - update),
+      at_least(disk.moved - disk.ahead, plan.unit()), in_seconds(update),
+      in_seconds(row.time.total()));
+}
+
+std::string about_disk(const Plan& plan, const StagePlan& row) {
   if (!row.disk) return "";
+  if (row.disk->parameters) return about_parameters_on_disk(plan, row);
   const double both = row.time.compute + row.time.exposed - row.disk->seconds;
   return say(
       "\nOn a disk: a rank has a file of {} and two tiles in memory. A step reads and writes {}, "
@@ -177,6 +193,17 @@ std::string about_disk(const Plan& plan) {
       in_seconds(row.disk->seconds), fixed(*plan.request.disk.bandwidth / 1e9, 1),
       in_seconds(row.time.total()), in_seconds(both), in_seconds(row.disk->seconds),
       in_seconds(std::max(both, row.disk->seconds)));
+}
+
+std::string about_inputs(const Plan& plan) {
+  if (!plan.request.activations_on_host) return "";
+  const InputsOnHost& inputs = plan.stages.front().inputs;
+  return say(
+      "\nInputs of layers on the host: {} stay on the device, the host has {}, and {} cross the "
+      "bus "
+      "in a micro-batch.",
+      at_least(inputs.device, plan.unit()), at_least(inputs.host, plan.unit()),
+      at_least(inputs.bus, plan.unit()));
 }
 
 std::string about_stages(const Plan& plan) {
@@ -189,8 +216,8 @@ std::string about_stages(const Plan& plan) {
           "one link cannot hide behind compute. From the break-even batch on communication, none "
           "of it hidden, takes less than {} % of compute.",
           fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
-          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1)) +
-      about_disk(plan);
+          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
+  for (const StagePlan& row : plan.stages) text += about_disk(plan, row);
   if (r.world_size == 1) return text;
   if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
     text += say(
@@ -212,10 +239,12 @@ std::string about_stages(const Plan& plan) {
 std::string paragraphs(const Plan& plan) {
   if (!plan.hosts.empty()) return about_hosts(plan);
   if (plan.request.has_mesh()) {
-    return say(
-        "R x S x T x p: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A data "
-        "rank has batch x T x p samples in a step. \"All\" that is held is a bound, and sent is by "
-        "the rank that sends most.");
+    return say("R x S x T x p: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A "
+               "data "
+               "rank has batch x T x p samples in a step. \"All\" that is held is a bound, and "
+               "sent is by "
+               "the rank that sends most.") +
+           about_inputs(plan);
   }
   if (plan.request.hybrid) {
     return say(
@@ -223,7 +252,8 @@ std::string paragraphs(const Plan& plan) {
         "whole_below of engine3.",
         with_thousands(plan.request.hybrid_threshold));
   }
-  return about_stages(plan) + (plan.request.memory ? "\n" + wrapped(plan.choice.says) : "");
+  return about_stages(plan) + about_inputs(plan) +
+         (plan.request.memory ? "\n" + wrapped(plan.choice.says) : "");
 }
 
 // Memory against communication: from DDP to ZeRO-3 at several world sizes, and beside that.
@@ -296,6 +326,10 @@ Json to_json(const Plan& plan) {
                  {"ranks_for_model_states", or_null(choice.ranks_for_states)},
                  {"ranks_for_all", or_null(choice.ranks_for_all)}}}};
   for (const auto& [key, sheet] : sheets(plan)) json[key] = sheet.to_json();
+  if (r.activations_on_host) {
+    const auto& [device, host, bus] = plan.stages.front().inputs;
+    json["inputs_on_host"] = {{"device_bytes", device}, {"host_bytes", host}, {"bus_bytes", bus}};
+  }
   add_curves(plan, json);
   return json;
 }

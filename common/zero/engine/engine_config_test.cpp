@@ -344,6 +344,17 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
   expect_error([] { engine_config(R"({"offload": ""})"); }, {"offload is \"\"", "a folder"});
 }
 
+// The engine cannot turn them on: the model has its checkpoints.
+TEST(DeepSpeedConfig, NamesWhatActivationsOnTheHostAreHere) {
+  EXPECT_THAT(
+      engine_config_from_deepspeed(R"({"zero_optimization": {"stage": 3},
+      "activation_checkpointing": {"cpu_checkpointing": true, "partition_activations": true}})")
+          .notes,
+      ElementsAre("activation_checkpointing is not read: a model's own nn::checkpoint() has "
+                  "on_host for cpu_checkpointing and partition_over for "
+                  "partition_activations"));
+}
+
 TEST(DeepSpeedConfig, SaysWhatMakesNoDifference) {
   EXPECT_THAT(engine_config_from_deepspeed(R"({"stage": 2, "sub_group_size": 1e9})").notes,
               ElementsAre(HasSubstr("sub_group_size makes no difference here")));

@@ -198,6 +198,11 @@ ReadOptions read_deepspeed_options(const std::string& json) {
                       dtype));
     });
   }
+  around.field("activation_checkpointing", [&notes](const Json&) {
+    notes.emplace_back(
+        "activation_checkpointing is not read: a model's own nn::checkpoint() has on_host for "
+        "cpu_checkpointing and partition_over for partition_activations");
+  });
   around.field("zero_optimization", [](const Json&) {});
   for (const auto& [key, value] : file.items()) {
     if (around.has(key)) continue;
