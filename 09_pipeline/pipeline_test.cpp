@@ -151,8 +151,9 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
       const std::int64_t alternating = peak_of_activations(axes, tied, kOneForwardOneBackward, 12);
       EXPECT_GT(each, 0);
       EXPECT_GE(gpipe, 12 * each);
-      EXPECT_EQ(alternating, peak_of_activations(axes, tied, kOneForwardOneBackward, 16))
-          << "does not grow";
+      // Does not grow but for the losses, which the last stage reads at the end of the step.
+      EXPECT_EQ(alternating + (place == 1 ? 4 * 4 : 0),
+                peak_of_activations(axes, tied, kOneForwardOneBackward, 16));
       const std::int64_t rows = 2 * 7;
       const std::int64_t message = rows * 12 * 4;
       std::int64_t beside = 3 * message;  // in flight
@@ -166,7 +167,7 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
   });
 }
 
-// Neither their inputs nor the messages that they have sent.
+// Neither their inputs nor the messages that they have sent; the losses, of 4 bytes.
 TEST(PipelineTraining, EvaluationHoldsAsMuchForManyBatchesAsForFew) {
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 4);
@@ -179,7 +180,7 @@ TEST(PipelineTraining, EvaluationHoldsAsMuchForManyBatchesAsForFew) {
         return memory::snapshot().peak_of(memory::Category::kActivations);
       };
       peak(4);
-      EXPECT_EQ(peak(12), peak(4));
+      EXPECT_EQ(peak(12), peak(4) + (rank.stage->is_last() ? 8 * 4 : 0));
     }
   });
 }
@@ -222,7 +223,7 @@ TEST(PipelineTraining, AnInfiniteLossStopsAllRanksAlike) {
       const at::NoGradGuard no_grad;
       rank.strategy->list().parameters.back().tensor.fill_(std::numeric_limits<float>::infinity());
     }
-    expect_error([&] { rank.step(0, 3); }, {"step 0", "the loss is infinite or NaN on rank 1"});
+    expect_error([&] { rank.step(0, 3); }, {"step 0", "the loss is infinite or NaN on rank 3"});
     if (!rank.stage->is_last()) {
       EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
     }

@@ -68,9 +68,9 @@ int ranks_of_host(const Communicator& ranks, const std::string& axis) {
   return size;
 }
 
-bool is_of_training(const std::string& axis) {
-  return axis == "data" || axis == "tensor" || axis == "pipeline";
-}
+bool splits_model(const std::string& axis) { return axis == "tensor" || axis == "pipeline"; }
+
+bool is_of_training(const std::string& axis) { return axis == "data" || splits_model(axis); }
 
 // A communicator that its owner keeps.
 std::shared_ptr<Communicator> not_owned(Communicator& communicator) {
@@ -143,15 +143,34 @@ Communicator& Mesh::along(std::string_view axis) const {
   throw Error(fmt::format("the mesh has no axis '{}', it has {}", axis, fmt::join(known, " and ")));
 }
 
-void Mesh::verify_same_in_stage(const std::string& what, const std::string& text) const {
-  const std::string stage = std::to_string(pipeline().rank()) + ' ';
-  std::map<std::string, std::vector<RankText>> by_stage;
-  int rank = 0;
-  for (const std::string& theirs : world_->exchange(stage + text)) {
-    const std::size_t end = theirs.find(' ') + 1;
-    by_stage[theirs.substr(0, end)].push_back({rank++, theirs.substr(end)});
+int Mesh::place(int rank, std::string_view axis) const {
+  int place = 0;
+  int stride = 1;
+  for (std::size_t a = axes_.size(); a-- > 0;) {
+    const auto& [name, size] = axes_[a];
+    if (name == axis || (axis == "data" && !splits_model(name))) {
+      place += rank % size * stride;
+      stride *= size;
+    }
+    rank /= size;
   }
-  for (const auto& [of_stage, texts] : by_stage) expect_same(what, texts);
+  return place;
+}
+
+int Mesh::part(int rank, bool of_tensor_rank) const {
+  const int stage = place(rank, "pipeline") * tensor().size();
+  return of_tensor_rank ? stage + place(rank, "tensor") : stage;
+}
+
+void Mesh::verify_same_in_stage(const std::string& what, const std::string& text,
+                                bool of_tensor_rank) const {
+  std::map<int, std::vector<RankText>> by_part;
+  int rank = 0;
+  for (const std::string& theirs : world_->exchange(text)) {
+    by_part[part(rank, of_tensor_rank)].push_back({rank, theirs});
+    ++rank;
+  }
+  for (const auto& [of_part, texts] : by_part) expect_same(what, texts);
 }
 
 bool Mesh::any(bool mine) const {
@@ -163,8 +182,7 @@ bool Mesh::any(bool mine) const {
 std::vector<Communicator*> Mesh::averaged_over() const {
   std::vector<Communicator*> groups;
   for (std::size_t a = axes_.size(); a-- > 0;) {
-    if (axes_[a].name == "tensor" || axes_[a].name == "pipeline") continue;
-    groups.push_back(&along(axes_[a].name));
+    if (!splits_model(axes_[a].name)) groups.push_back(&along(axes_[a].name));
   }
   return groups;
 }

@@ -78,9 +78,17 @@ class Mesh {
   Communicator& tensor() const { return group("tensor"); }
   Communicator& pipeline() const { return group("pipeline"); }
 
+  /// The place of rank `rank` of world() on "data", "tensor" or "pipeline"; 0 if there is no such
+  /// axis. "data" is all axes but the other two.
+  int place(int rank, std::string_view axis) const;
+  /// The same number for ranks of one stage (a place on "pipeline") or, with `of_tensor_rank`, for
+  /// those of them that also have the same place on "tensor": the ranks of a data axis.
+  int part(int rank, bool of_tensor_rank = true) const;
+
   /// Blocks until all ranks have called it; throws zero::Error on every rank if texts of the ranks
-  /// of one stage (a place on "pipeline") differ, naming `what`, two ranks and their texts.
-  void verify_same_in_stage(const std::string& what, const std::string& text) const;
+  /// of one stage or one part() differ, naming `what`, two ranks and their texts.
+  void verify_same_in_stage(const std::string& what, const std::string& text,
+                            bool of_tensor_rank = false) const;
   /// Whether `mine` is true on any rank. Called by all ranks; blocks.
   bool any(bool mine) const;
 

@@ -265,6 +265,26 @@ TEST(Mesh, ADifferenceWithinAStageIsAnErrorOnAllRanks) {
   });
 }
 
+TEST(Mesh, KnowsThePlacesOfAllRanks) {
+  on_ranks(8, [](Communicator& world) {
+    const Mesh whole(world, {{"data", 2}, {"pipeline", 2}, {"tensor", 2}});
+    const Mesh last(world, {{"tensor", 2}, {"data", 4}});
+    for (const Mesh& mesh : {whole, whole.with_shards(2), last, last.with_shards(2), Mesh(world)}) {
+      const std::map<std::string, int> places = {{"data", mesh.data().rank()},
+                                                 {"pipeline", mesh.pipeline().rank()},
+                                                 {"tensor", mesh.tensor().rank()}};
+      for (const auto& [axis, mine] : places) {
+        const std::vector<double> all = members(world, mine);
+        for (int r = 0; r < 8; ++r) {
+          EXPECT_EQ(mesh.place(r, axis), all[static_cast<std::size_t>(r)]) << mesh.text() << axis;
+        }
+      }
+      const double part = mesh.pipeline().rank() * mesh.tensor().size() + mesh.tensor().rank();
+      EXPECT_EQ(mesh.part(world.rank()), part);
+    }
+  });
+}
+
 TEST(Mesh, AnyIsSeenByAllRanks) {
   on_ranks(4, [](Communicator& world) {
     const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});

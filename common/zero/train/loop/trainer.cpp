@@ -2,11 +2,12 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/train/loop/trainer.hpp>
 
@@ -61,10 +62,10 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const std::vector<double> losses = run_micro_batches(
       micro_batches, all_terms, [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
   memory::mark("optimizer");
-  const bool updated =
-      step_.end({.verify = [&] { result.loss = mean_loss(losses, micro_batches, all_terms); },
-                 .sync = [this] { sync_parameters(); },
-                 .drop = [this] { strategy_.zero_grad(); }});
+  const bool updated = step_.end({.read = [&] { return of_step(losses, micro_batches, all_terms); },
+                                  .sync = [this] { sync_parameters(); },
+                                  .drop = [this] { strategy_.zero_grad(); }});
+  result.loss = step_.loss();
   watch.end_of(&PhaseSeconds::optimizer);
   result.skipped = !updated;
   if (updated) result.gradient_norm = step_.gradient_norm();
@@ -92,7 +93,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   const dist::CallScope call(strategy_.mesh().world(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
-  return mean_loss(run_forward(batches), batches, all_terms);
+  return step_.mean_loss(of_step(run_forward(batches), batches, all_terms));
 }
 
 std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
@@ -106,39 +107,61 @@ at::Tensor Trainer::forward(const data::Batch& batch) {
   return strategy_.forward(batch);
 }
 
+Step::Losses Trainer::of_step(std::vector<double> losses, const std::vector<data::Batch>& batches,
+                              double all_terms) {
+  Step::Losses all{.values = std::move(losses), .terms = {}, .all_terms = all_terms};
+  for (const data::Batch& batch : batches) {
+    all.terms.push_back(static_cast<double>(batch.loss_terms));
+  }
+  return all;
+}
+
+// The loss terms of all ranks. Every rank sees the same numbers, so all decide alike.
 double Trainer::count_terms(const std::vector<data::Batch>& batches) {
-  // Every rank sees the same numbers, so all decide alike.
-  dist::Communicator& communicator = strategy_.communicator();
-  double mine = 0;
-  for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
-  const std::vector<double> all = dist::all_gather_scalars(
-      communicator, {mine, static_cast<double>(batches.size()), step_.settings_digest()});
+  const dist::Mesh& mesh = strategy_.mesh();
+  const bool shared = mesh.data().size() < mesh.world().size();  // by ranks of other axes
+  std::int64_t mine = 0;
+  std::uint64_t digest = 0;
+  for (const data::Batch& batch : batches) {
+    mine += batch.loss_terms;
+    if (shared) digest = data::digest(batch, digest);
+  }
+  // A double holds 53 bits of a whole number.
+  dist::Statement said{.numbers = {static_cast<double>(batches.size()), static_cast<double>(mine),
+                                   static_cast<double>(digest >> 11)}};
+  try {
+    std::ranges::for_each(batches, [this](const data::Batch& batch) { check_batch(batch); });
+  } catch (const std::exception& error) {
+    said.problem = message_of(error);
+  }
+  const std::vector<std::vector<double>> all = dist::exchange(mesh, said);
+  std::map<int, int> firsts;  // ranks, by their place on the data axis
   double terms = 0;
-  std::vector<double> settings;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    const double* const of_rank = &all[static_cast<std::size_t>(3 * rank)];
-    terms += of_rank[0];
-    settings.push_back(of_rank[2]);
-    const double theirs = of_rank[1];
-    if (theirs > 0 && theirs == all[1]) continue;
+  for (int rank = 0; rank < mesh.world().size(); ++rank) {
+    const auto& theirs = all[static_cast<std::size_t>(rank)];
+    const int first = firsts.try_emplace(mesh.place(rank, "data"), rank).first->second;
+    if (shared && theirs != all[static_cast<std::size_t>(first)]) {
+      throw Error(fmt::format(
+          "step {}: the stages of a pipeline or the ranks of a tensor axis have different "
+          "micro-batches (rank {} others than rank {}): all ranks of one data index must pass the "
+          "same micro-batches",
+          steps(), rank, first));
+    }
+    if (mesh.part(rank) == mesh.part(mesh.world().rank())) terms += theirs[1];
+  }
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const double count = all[rank][0];
+    if (count > 0 && count == all[0][0]) continue;
     throw Error(fmt::format(
         "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
         "many as the others (a batch may be empty)",
-        steps(), rank, theirs, theirs == all[1] ? "" : fmt::format(", rank 0 has {}", all[1])));
+        steps(), rank, count, count == all[0][0] ? "" : fmt::format(", rank 0 has {}", all[0][0])));
   }
-  step_.verify_settings(settings);
   if (terms > 0.0) return terms;
   throw Error(
       fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
                   "ignored)",
                   steps()));
-}
-
-double Trainer::mean_loss(const std::vector<double>& losses,
-                          const std::vector<data::Batch>& batches, double all_terms) {
-  std::vector<double> terms;
-  for (const data::Batch& batch : batches) terms.push_back(static_cast<double>(batch.loss_terms));
-  return step_.mean_loss(losses, terms, all_terms);
 }
 
 }  // namespace zero::train
