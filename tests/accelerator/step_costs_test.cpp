@@ -132,8 +132,9 @@ TEST_P(StepCosts, AreOneHostWaitFewExchangesAndFewLaunchesMoreThanThePlainModule
       // A gradient that leaves and a parameter that comes back are two launches.
       if (offloads) cost.device.launches -= 2 * std::ssize(nn::Llama(config).parameters());
       // Before backward, before the update, and of the callback. At stage 0 a program may look at
-      // gradients after backward, where those that nobody used are undefined.
-      EXPECT_EQ(cost.exchanges, stage == 0 ? 4 : 3) << name;
+      // gradients after backward, where those that nobody used are undefined. An update on the host
+      // may fail.
+      EXPECT_EQ(cost.exchanges, stage == 0 || offloads ? 4 : 3) << name;
       const double most =
           1.05 * static_cast<double>(plain.device.launches) + 6.0 * static_cast<double>(units);
       EXPECT_LE(static_cast<double>(cost.device.launches), most) << name;
@@ -159,8 +160,10 @@ TEST_P(StepCosts, AreOneHostWaitAndTwoExchangesInEveryMode) {
       const data::Batch batch = moved_to(kDevice, run.toy.batch(communicator.rank(), 0));
       const StepCost cost = cost_of([&] { run.trainer->step({batch}); }, communicator);
       EXPECT_EQ(cost.device.host_waits, 1) << mode;
-      // "auto" tells the others what it has measured in the two steps before.
-      EXPECT_EQ(cost.exchanges, mode.ends_with(":auto") ? 3 : 2) << mode;
+      // "auto" tells the others what it has measured in the two steps before; an update on the host
+      // may fail.
+      const bool more = mode.ends_with(":auto") || mode.ends_with(":offload=host");
+      EXPECT_EQ(cost.exchanges, more ? 3 : 2) << mode;
     }
   });
 }
