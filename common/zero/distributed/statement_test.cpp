@@ -47,9 +47,9 @@ TEST(Statement, AProblemIsAnErrorOnAllRanks) {
 TEST(Statement, ADifferenceIsAnErrorOnAllRanks) {
   on_ranks(8, [](Communicator& world) {
     const Mesh mesh = three_axes(world);
+    const std::vector<Mesh::AxisNames> all = {{"pipeline"}, {"pipeline", "tensor"}, {"data"}};
     for (int other = 0; other < 8; ++other) {
-      for (const Mesh::AxisNames& axes :
-           {Mesh::AxisNames{"pipeline"}, {"pipeline", "tensor"}, {"data"}}) {
+      for (const Mesh::AxisNames& axes : all) {
         std::string text = fmt::format("place {}", mesh.place(world.rank(), axes));
         if (world.rank() == other) text += " or another";
         expect_error(
