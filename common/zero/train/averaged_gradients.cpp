@@ -105,7 +105,8 @@ void AveragedGradients::take(Ask ask, const std::vector<std::vector<double>>& al
     if ((flags[place / kBits] >> (place % kBits) & 1U) != 0) continue;
     list_.parameters[i].tensor.mutable_grad().reset();
     gradient_of(i).reset();
-    used_[i] = true;  // what a program sets in its place stays
+    squares_.clear();  // of other gradients than own() has now
+    used_[i] = true;   // what a program sets in its place stays
   }
 }
 
