@@ -170,8 +170,7 @@ TEST_P(EngineOn, AGradientThatIsNotFiniteIsNamedBehindOnesThatNobodyUsed) {
       });
       const at::Tensor x = at::ones({2, 3}).to(device());
       engine.backward(engine.forward([&] { return used->forward(x).sum(); }));
-      expect_error([&] { engine.step(); },
-                   {"the gradient of 'used.weight' is infinite or NaN on"});
+      expect_error([&] { engine.step(); }, {"the gradient of 'used.weight' is infinite or NaN on"});
     }
   });
 }
