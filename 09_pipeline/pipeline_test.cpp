@@ -151,8 +151,9 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
       const std::int64_t alternating = peak_of_activations(axes, tied, kOneForwardOneBackward, 12);
       EXPECT_GT(each, 0);
       EXPECT_GE(gpipe, 12 * each);
-      EXPECT_EQ(alternating, peak_of_activations(axes, tied, kOneForwardOneBackward, 16))
-          << "does not grow";
+      // Does not grow but for the losses, which the last stage reads at the end of the step.
+      EXPECT_EQ(alternating + (place == 1 ? 4 * 4 : 0),
+                peak_of_activations(axes, tied, kOneForwardOneBackward, 16));
       const std::int64_t rows = 2 * 7;
       const std::int64_t message = rows * 12 * 4;
       std::int64_t beside = 3 * message;  // in flight
@@ -166,7 +167,7 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
   });
 }
 
-// Neither their inputs nor the messages that they have sent.
+// Neither their inputs nor the messages that they have sent; the losses, of 4 bytes.
 TEST(PipelineTraining, EvaluationHoldsAsMuchForManyBatchesAsForFew) {
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 4);
@@ -179,7 +180,7 @@ TEST(PipelineTraining, EvaluationHoldsAsMuchForManyBatchesAsForFew) {
         return memory::snapshot().peak_of(memory::Category::kActivations);
       };
       peak(4);
-      EXPECT_EQ(peak(12), peak(4));
+      EXPECT_EQ(peak(12), peak(4) + (rank.stage->is_last() ? 8 * 4 : 0));
     }
   });
 }
@@ -222,10 +223,7 @@ TEST(PipelineTraining, AnInfiniteLossStopsAllRanksAlike) {
       const at::NoGradGuard no_grad;
       rank.strategy->list().parameters.back().tensor.fill_(std::numeric_limits<float>::infinity());
     }
-    // The first stage has its loss from the last.
-    expect_error([&] { rank.step(0, 3); },
-                 {"step 0", rank.stage->is_last() ? "the loss is infinite or NaN on rank 3"
-                                                  : "the loss is infinite or NaN on rank 2"});
+    expect_error([&] { rank.step(0, 3); }, {"step 0", "the loss is infinite or NaN on rank 3"});
     if (!rank.stage->is_last()) {
       EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
     }
@@ -236,8 +234,10 @@ TEST(PipelineTraining, MicroBatchesThatDifferBetweenStagesAreRefusedByAllRanks) 
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
     PipelineRank rank(axes, {});
-    expect_error([&] { rank.step(0, world.rank() == 3 ? 2 : 3); },
-                 {"step 0", "the stages of a pipeline", "have different micro-batches"});
+    expect_error(
+        [&] { rank.step(0, world.rank() == 3 ? 2 : 3); },
+        {"ranks disagree about the micro-batches of step 0, which the stages of a pipeline",
+         "rank 2 has 3 with", "rank 3 has 2 with"});
     EXPECT_GT(rank.step(1, 2).loss, 0);
   });
 }

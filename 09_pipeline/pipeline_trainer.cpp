@@ -1,6 +1,6 @@
 #include "pipeline_trainer.hpp"
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -20,19 +20,6 @@ namespace zero {
 using dist::Purpose;
 using Kind = PipelineAction::Kind;
 
-namespace {
-
-// Whether the ranks of `axis` have different numbers. Called by all of them.
-bool differ(dist::Communicator& axis, const std::vector<double>& mine) {
-  const std::vector<double> all = dist::all_gather_scalars(axis, mine);
-  for (std::size_t k = 0; k < all.size(); ++k) {
-    if (all[k] != all[k % mine.size()]) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 // The passes of one step through this stage.
 class PipelineTrainer::Run {
  public:
@@ -44,7 +31,7 @@ class PipelineTrainer::Run {
         batches_(batches),
         passes_(batches.size()),
         graphs_(batches.size()),
-        losses_(batches.size(), 0.0) {}
+        losses_(batches.size(), at::zeros({})) {}
 
   void forward(const PipelineAction& action) {
     const data::Batch& batch = batches_[at(action)];
@@ -57,7 +44,7 @@ class PipelineTrainer::Run {
     }
     stage_.set_pass(pass);
     at::Tensor loss = strategy_.forward(batch);
-    if (stage_.is_last()) losses_[at(action)] = item(loss);
+    if (stage_.is_last()) losses_[at(action)] = loss.detach();
     if (action.send_to != PipelineAction::kNone) {
       sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action));
     }
@@ -105,7 +92,7 @@ class PipelineTrainer::Run {
 
   /// Blocks until everything that this stage has sent has been received. Returns the losses of the
   /// micro-batches; zeros in stages other than the last.
-  const std::vector<double>& finish() {
+  const std::vector<at::Tensor>& finish() {
     wait_for(sends_, 0);
     wait_for(tied_sends_, 0);
     stage_.set_pass({});
@@ -139,11 +126,6 @@ class PipelineTrainer::Run {
     for (; sends.size() > left; sends.pop_front()) sends.front().wait();
   }
 
-  double item(const at::Tensor& loss) const {
-    strategy_.communicator().synchronize();
-    return loss.item<double>();
-  }
-
   LlamaStage& stage_;
   train::Strategy& strategy_;
   train::Step& step_;
@@ -151,8 +133,8 @@ class PipelineTrainer::Run {
   const std::vector<data::Batch>& batches_;
   std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
   std::vector<at::Tensor> graphs_;                     // what their forward returned
-  std::vector<double> losses_;
-  Sends sends_;       // to neighbours
+  std::vector<at::Tensor> losses_;                     // of one element
+  Sends sends_;                                        // to neighbours
   Sends tied_sends_;  // from stage 0 to the last, if the embedding is the head
 };
 
@@ -215,15 +197,7 @@ std::vector<double> PipelineTrainer::run_micro_batches(
     }
     end_of(&train::PhaseSeconds::backward);
   }
-  return losses_of_last_stage(run.finish());
-}
-
-// Only the last stage knows the losses. Every stage then checks the same, so that all ranks decide
-// alike.
-std::vector<double> PipelineTrainer::losses_of_last_stage(const std::vector<double>& losses) {
-  at::Tensor all = at::tensor(losses, at::kDouble);
-  pipeline_.broadcast(all, stage_.stages() - 1, Purpose::kControl).wait();
-  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
+  return strategy().averaged_gradients().read(run.finish());
 }
 
 void PipelineTrainer::sync_parameters() {
@@ -240,30 +214,6 @@ void PipelineTrainer::sync_parameters() {
   }
 }
 
-double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
-  std::int64_t terms = 0;
-  std::uint64_t digest = 0;  // of all batches
-  for (const data::Batch& batch : batches) {
-    terms += batch.loss_terms;
-    digest = data::digest(batch, digest);
-  }
-  // First, because check_batch() may throw on this rank alone.
-  const std::vector<double> mine = {
-      static_cast<double>(batches.size()),
-      static_cast<double>(digest >> 11)};  // a double holds 53 bits of a whole number
-  const bool on_tensor_axis = differ(strategy().mesh().tensor(), mine);
-  const bool between_stages = differ(pipeline_, mine);
-  if (strategy().mesh().any(on_tensor_axis || between_stages)) {
-    throw Error(fmt::format(
-        "step {}: the stages of a pipeline or the ranks of a tensor axis have different "
-        "micro-batches (stage {} has {} with {} loss terms here): all ranks of one data index must "
-        "pass the same micro-batches",
-        steps(), stage_.stage(), batches.size(), terms));
-  }
-  for (const data::Batch& batch : batches) stage_.check_batch(batch);
-  return Trainer::count_terms(batches);
-}
-
 std::vector<double> PipelineTrainer::run_forward(const std::vector<data::Batch>& batches) {
   Run run(*this, batches);
   // Forward only: no tied gradients.
@@ -272,7 +222,7 @@ std::vector<double> PipelineTrainer::run_forward(const std::vector<data::Batch>&
                      static_cast<int>(batches.size()), /*tied=*/false)) {
     if (action.kind == Kind::kForward) run.forward(action);
   }
-  return losses_of_last_stage(run.finish());
+  return strategy().averaged_gradients().read(run.finish(), /*with_norms=*/false);
 }
 
 std::int64_t pipeline_bytes(const LlamaStage& stage,

@@ -48,13 +48,12 @@ class PipelineTrainer final : public train::Trainer {
                                         double all_terms, const EndOfPhase& end_of) override;
   std::vector<double> run_forward(const std::vector<data::Batch>& batches) override;
   void sync_parameters() override;
-  double count_terms(const std::vector<data::Batch>& batches) override;
+  void check_batch(const data::Batch& batch) const override { stage_.check_batch(batch); }
 
  private:
   class Run;
 
   void verify_strategy();
-  std::vector<double> losses_of_last_stage(const std::vector<double>& losses);
 
   LlamaStage& stage_;
   dist::Communicator& pipeline_;

@@ -256,12 +256,12 @@ TEST(MeshErrors, BatchesThatDifferOrDoNotFitAreRefusedByAllRanks) {
       const int place = 2 * axes.pipeline->rank() + axes.tensor->rank();
       if (place == other) batches[1].inputs = batches[1].inputs.roll(1);  // as many loss terms
       expect_error([&] { rank.trainer.step(batches); },
-                   {"step 0", "a tensor axis have different micro-batches"});
+                   {"ranks disagree about the micro-batches of step 0", "digest"});
       batches = rank.batches(0, 3);
       // Alike in both stages.
       if (axes.tensor->rank() == other % 2) batches[1].inputs = batches[1].inputs.roll(1);
       expect_error([&] { rank.trainer.step(batches); },
-                   {"step 0", "a tensor axis have different micro-batches"});
+                   {"ranks disagree about the micro-batches of step 0", "digest"});
       batches = rank.batches(0, 3);
       for (data::Batch& batch : batches) {
         batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();

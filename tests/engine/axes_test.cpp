@@ -60,7 +60,7 @@ TEST(OnATensorAxis, RanksWithALossOfTheirOwnAreNamedByTheirNumbersInTheWorld) {
     const bool own = run.rank == 1;
     const at::Tensor loss = own ? run.model->loss(batch) : run.engine.forward(batch);
     expect_error([&] { run.engine.backward(loss); },
-                 {"the loss of micro-batch 1 on rank 2 was not computed from what"});
+                 {"the loss of micro-batch 1 on ranks 2, 3 was not computed from what"});
   });
 }
 
@@ -130,7 +130,9 @@ TEST(OnAPipelineAxis, OneRankThatJoinsAloneIsAnErrorOnAll) {
     run.step(1);
     run.engine.join();
   });
-  expect_errors(exits, HasSubstr("some of ranks 0, 1 are in join(), the others are not"));
+  expect_errors(exits,
+                HasSubstr("ranks disagree about the micro-batch, which ranks of one tensor or "
+                          "pipeline axis share: rank 0 has none and is in join(), rank 1 has"));
 }
 
 }  // namespace

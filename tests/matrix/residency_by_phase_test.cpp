@@ -211,9 +211,8 @@ TEST_P(Points, AStepTakesTheStatedNumberOfCollectives) {
       // The shard of a rank by itself is everything: there is nothing to gather.
       const bool alone = mode.starts_with("tensor_zero3") && communicator.size() == 1;
       EXPECT_EQ(one.calls(Purpose::kParameter), alone ? 0 : calls.second) << mode;
-      // The number of loss terms, the loss, and which parameters were used. A rank by itself adds
-      // nothing up, so whether its gradients are finite is asked apart.
-      EXPECT_EQ(one.calls(Purpose::kControl), communicator.size() == 1 ? 4 : 3) << mode;
+      // The number of loss terms; all that ranks must know before the update.
+      EXPECT_EQ(one.calls(Purpose::kControl), 2) << mode;
     }
   });
 }
@@ -228,17 +227,14 @@ TEST_P(Points, AccumulationReducesOnce) {
   });
 }
 
-// The norm costs one small collective where ranks own different parameters, else none. With one
-// rank it also tells whether gradients are finite, which is asked apart without.
-TEST_P(Points, ClippingTakesOneCollective) {
+// The norm travels with what ranks tell each other anyway.
+TEST_P(Points, ClippingTakesNoCollective) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     SessionOptions options = plain_model();
     const dist::Traffic without = traffic_of_a_step(communicator, mode, options, 1);
     options.trainer.clip_norm = 0.01;
     const dist::Traffic with = traffic_of_a_step(communicator, mode, options, 1);
-    const bool sharded = Session(communicator, mode, options).strategy().sharded();
-    EXPECT_EQ(with.calls(Purpose::kControl) - without.calls(Purpose::kControl),
-              (sharded ? 1 : 0) - (communicator.size() == 1 ? 1 : 0));
+    EXPECT_EQ(with.calls(Purpose::kControl), without.calls(Purpose::kControl));
     EXPECT_EQ(with.calls(Purpose::kGradient), without.calls(Purpose::kGradient));
   });
 }

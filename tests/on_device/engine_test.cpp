@@ -3,6 +3,8 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <torch/nn/modules/linear.h>
 
 #include <limits>
 #include <memory>
@@ -148,6 +150,27 @@ TEST_P(EngineOn, AGradientThatIsNotFiniteIsAnErrorOrSkipsTheStep) {
         EXPECT_TRUE(same_bits(fails.weights(), well.weights()));
         EXPECT_TRUE(same_bits(skips.weights(), well.weights()));
       }
+    }
+  });
+}
+
+// Norms are read before gradients that no rank has used are dropped.
+TEST_P(EngineOn, AGradientThatIsNotFiniteIsNamedBehindOnesThatNobodyUsed) {
+  on_each_rank([](Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      torch::nn::Linear unused(3, 3), used(3, 3);
+      torch::nn::Module both;
+      both.register_module("unused", unused);
+      both.register_module("used", used);
+      both.to(device());
+      Engine engine(both, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      engine.strategy().passes().observe_gradients([](std::size_t i, const at::Tensor& gradient) {
+        if (i == 2) gradient.detach().fill_(std::numeric_limits<double>::infinity());
+      });
+      const at::Tensor x = at::ones({2, 3}).to(device());
+      engine.backward(engine.forward([&] { return used->forward(x).sum(); }));
+      expect_error([&] { engine.step(); }, {"the gradient of 'used.weight' is infinite or NaN on"});
     }
   });
 }

@@ -14,6 +14,7 @@
 #include <zero/optim/adamw.hpp>
 
 #include "deferred.hpp"
+#include "moved_to.hpp"
 #include "session.hpp"
 
 /// A Llama model that is cut into stages and may be split over a tensor axis, and the same model
@@ -61,6 +62,7 @@ struct PipelineShape {
   bool checkpoints = false;
   bool partitions = false;  ///< the checkpoints, over the tensor axis
   at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
 };
 
 /// Odd sizes on each of `shape.width` tensor ranks; 5 layers give stages of different sizes.
@@ -97,7 +99,9 @@ inline data::Batch pipeline_batch(const PipelineShape& shape, int data_rank, int
 inline std::vector<data::Batch> pipeline_batches(const PipelineShape& shape, int data_rank,
                                                  int step, int count) {
   std::vector<data::Batch> batches;
-  for (int m = 0; m < count; ++m) batches.push_back(pipeline_batch(shape, data_rank, step, m));
+  for (int m = 0; m < count; ++m) {
+    batches.push_back(moved_to(shape.device, pipeline_batch(shape, data_rank, step, m)));
+  }
   return batches;
 }
 
@@ -107,8 +111,7 @@ struct PipelineRank {
       : shape(options),
         data(*axes.data),
         pipeline(*axes.pipeline),
-        stage(std::make_shared<LlamaStage>(pipeline_config(shape), pipeline.rank(), pipeline.size(),
-                                           nn::TensorParallel(*axes.tensor, shape.sequence))),
+        stage(stage_on_device(axes, shape)),
         strategy(make_strategy(shape.mode, {*stage, axes.mesh, shape.optimizer, &values, "",
                                             train::Ownership::kBySize, shape.accumulation})),
         trainer(*stage, *strategy, shape.schedule, shape.trainer) {
@@ -121,6 +124,14 @@ struct PipelineRank {
     return pipeline_batches(shape, data.rank(), step, count);
   }
   train::StepResult step(int number, int count) { return trainer.step(batches(number, count)); }
+  static std::shared_ptr<LlamaStage> stage_on_device(const ThreeAxes& axes,
+                                                     const PipelineShape& shape) {
+    auto stage = std::make_shared<LlamaStage>(pipeline_config(shape), axes.pipeline->rank(),
+                                              axes.pipeline->size(),
+                                              nn::TensorParallel(*axes.tensor, shape.sequence));
+    move_to(shape.device, *stage);
+    return stage;
+  }
 
   PipelineShape shape;
   dist::Communicator& data;

@@ -43,7 +43,7 @@
 ///   high_water_mib                       its largest from the start to the end of training
 ///   page_faults    of a step, the median
 ///   sent_gradient_bytes, sent_parameter_bytes, sent_control_bytes
-///                  by this rank in one step on the data axis; sent_bytes: the sum
+///                  by a rank in a step: on the data axis, but control in all; sent_bytes: the sum
 ///   sent_data_bytes, sent_pipeline_bytes, sent_tensor_bytes
 ///                  along each axis of the mesh, without control messages
 ///   formula_data_bytes, formula_pipeline_bytes

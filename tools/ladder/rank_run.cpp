@@ -62,7 +62,7 @@ class Meter {
                             std::int64_t pipeline_bytes, const Step& run_step) {
     memory::reset_peaks();
     const dist::Traffic before[] = {mesh.data().traffic(), mesh.pipeline().traffic(),
-                                    mesh.tensor().traffic()};
+                                    mesh.tensor().traffic(), mesh.world().traffic()};
     const std::int64_t faults = memory::page_faults();
     const train::StepResult step = run_step();
     seconds_.push_back(step.seconds);
@@ -75,9 +75,10 @@ class Meter {
     const dist::Traffic data = mesh.data().traffic().since(before[0]);
     const dist::Traffic pipeline = mesh.pipeline().traffic().since(before[1]);
     const dist::Traffic tensor = mesh.tensor().traffic().since(before[2]);
+    const dist::Traffic world = mesh.world().traffic().since(before[3]);
     const std::int64_t gradients = data.bytes(dist::Purpose::kGradient),
                        parameters = data.bytes(dist::Purpose::kParameter),
-                       control = data.bytes(dist::Purpose::kControl);
+                       control = world.bytes(dist::Purpose::kControl);
     row_ = {
         {"rank", mesh.world().rank()},
         {"parameter_mib", mib(steady[memory::Category::kParameters])},
@@ -95,8 +96,7 @@ class Meter {
         {"sent_data_bytes", without_control(data)},
         {"sent_pipeline_bytes", without_control(pipeline)},
         {"sent_tensor_bytes", without_control(tensor)},
-        {"sent_between_hosts_bytes",
-         data.between_hosts() + pipeline.between_hosts() + tensor.between_hosts()},
+        {"sent_between_hosts_bytes", world.between_hosts()},
         {"formula_data_bytes", updated_ ? Json(data_bytes) : Json()},
         {"formula_pipeline_bytes", updated_ ? Json(pipeline_bytes) : Json()},
     };

@@ -2,6 +2,7 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <sstream>
 #include <utility>
@@ -81,10 +82,13 @@ std::vector<std::string> on_all_ranks(Communicator& communicator, const std::str
 
 void run_on_all_ranks(Communicator& communicator, const std::string& what,
                       const std::function<void()>& action) {
-  on_all_ranks(communicator, what, [&] {
+  const std::string mine = answer_of([&] {
     action();
     return std::string();
   });
+  const std::vector<double> failed = all_gather_scalars(communicator, {is_error(mine) ? 1.0 : 0.0});
+  if (std::ranges::count(failed, 0.0) == communicator.size()) return;
+  on_all_ranks(communicator, what, [&] { return content_of(mine); });
 }
 
 std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {

@@ -41,7 +41,7 @@ std::vector<std::string> on_all_ranks(
 /// The same over `communicator`. Called by all its ranks; blocks.
 std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
                                       const std::function<std::string()>& action);
-/// The same for an action that returns nothing.
+/// The same for an action that returns nothing. Texts are exchanged only if one throws.
 void run_on_all_ranks(Communicator& communicator, const std::string& what,
                       const std::function<void()>& action);
 

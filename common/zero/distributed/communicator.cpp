@@ -280,6 +280,7 @@ void Communicator::barrier() {
 }
 
 std::vector<std::string> Communicator::exchange(const std::string& text) {
+  ++traffic_.at(Operation::kAllGather, Purpose::kSetup).calls;
   if (connection_->store != nullptr) return connection_->store->exchange(text);
   return std::vector<std::string>(static_cast<std::size_t>(size_), text);
 }

@@ -103,7 +103,8 @@ class Communicator final {
   void synchronize();
 
   /// Blocks until every rank has passed its text; returns the texts in rank order. For start-up
-  /// checks: slow, through the store. Throws zero::Error that names the ranks that were too late.
+  /// checks: slow, through the store. Counts as a call for Purpose::kSetup, without bytes. Throws
+  /// zero::Error that names the ranks that were too late.
   std::vector<std::string> exchange(const std::string& text);
 
   /// Makes a group of some of these ranks, in the order given (their ranks there are 0, 1, …).

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -72,9 +73,9 @@ int ranks_of_host(const Communicator& ranks, const std::string& axis) {
   return size;
 }
 
-bool is_of_training(const std::string& axis) {
-  return axis == "data" || axis == "tensor" || axis == "pipeline";
-}
+bool splits_model(const std::string& axis) { return axis == "tensor" || axis == "pipeline"; }
+
+bool is_of_training(const std::string& axis) { return axis == "data" || splits_model(axis); }
 
 // A communicator that its owner keeps.
 std::shared_ptr<Communicator> not_owned(Communicator& communicator) {
@@ -147,15 +148,29 @@ Communicator& Mesh::along(std::string_view axis) const {
   throw Error(fmt::format("the mesh has no axis '{}', it has {}", axis, fmt::join(known, " and ")));
 }
 
-void Mesh::verify_same_in_stage(const std::string& what, const std::string& text) const {
-  const std::string stage = std::to_string(pipeline().rank()) + ' ';
-  std::map<std::string, std::vector<RankText>> by_stage;
-  int rank = 0;
-  for (const std::string& theirs : world_->exchange(stage + text)) {
-    const std::size_t end = theirs.find(' ') + 1;
-    by_stage[theirs.substr(0, end)].push_back({world_->world_rank(rank++), theirs.substr(end)});
+int Mesh::place(int rank, const AxisNames& axes) const {
+  int place = 0;
+  int stride = 1;
+  for (const auto& [name, size] : axes_ | std::views::reverse) {
+    const std::string_view known = splits_model(name) ? std::string_view(name) : "data";
+    if (std::ranges::find(axes, known) != axes.end()) {
+      place += rank % size * stride;
+      stride *= size;
+    }
+    rank /= size;
   }
-  for (const auto& [of_stage, texts] : by_stage) expect_same(what, texts);
+  return place;
+}
+
+void Mesh::verify_same_at(const AxisNames& axes, const std::string& what,
+                          const std::string& text) const {
+  std::map<int, std::vector<RankText>> by_place;
+  int rank = 0;
+  for (const std::string& theirs : world_->exchange(text)) {
+    by_place[place(rank, axes)].push_back({world_->world_rank(rank), theirs});
+    ++rank;
+  }
+  for (const auto& [of_place, texts] : by_place) expect_same(what, texts);
 }
 
 bool Mesh::any(bool mine) const {
@@ -167,8 +182,7 @@ bool Mesh::any(bool mine) const {
 std::vector<Communicator*> Mesh::averaged_over() const {
   std::vector<Communicator*> groups;
   for (std::size_t a = axes_.size(); a-- > 0;) {
-    if (axes_[a].name == "tensor" || axes_[a].name == "pipeline") continue;
-    groups.push_back(&along(axes_[a].name));
+    if (!splits_model(axes_[a].name)) groups.push_back(&along(axes_[a].name));
   }
   return groups;
 }

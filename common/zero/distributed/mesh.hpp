@@ -78,9 +78,20 @@ class Mesh {
   Communicator& tensor() const { return group("tensor"); }
   Communicator& pipeline() const { return group("pipeline"); }
 
-  /// Blocks until all ranks have called it; throws zero::Error on every rank if texts of the ranks
-  /// of one stage (a place on "pipeline") differ, naming `what`, two ranks and their texts.
-  void verify_same_in_stage(const std::string& what, const std::string& text) const;
+  /// Some of "data", "tensor" and "pipeline"; literals.
+  using AxisNames = std::vector<std::string_view>;
+  /// The place of rank `rank` of world() on `axes` together: ranks with the same place differ on
+  /// others only. "data" is all axes but "tensor" and "pipeline". Without these axes it is 0.
+  int place(int rank, const AxisNames& axes) const;
+  /// Whether this rank has the same place there.
+  bool shares(int rank, const AxisNames& axes) const {
+    return place(rank, axes) == place(world_->rank(), axes);
+  }
+
+  /// Blocks until all ranks have called it; throws zero::Error on every rank if texts of ranks with
+  /// the same place on `axes` differ, naming `what`, two ranks and their texts.
+  void verify_same_at(const AxisNames& axes, const std::string& what,
+                      const std::string& text) const;
   /// Whether `mine` is true on any rank. Called by all ranks; blocks.
   bool any(bool mine) const;
 

@@ -258,10 +258,10 @@ TEST(Mesh, ADifferenceWithinAStageIsAnErrorOnAllRanks) {
   on_ranks(6, [](Communicator& world) {
     const Mesh mesh(world, {{"data", 3}, {"pipeline", 2}});
     const std::string stage = fmt::format("stage {}\n", mesh.pipeline().rank());
-    EXPECT_EQ(error_of([&] { mesh.verify_same_in_stage("the model", stage); }), "");
+    EXPECT_EQ(error_of([&] { mesh.verify_same_at({"pipeline"}, "the model", stage); }), "");
     for (int other = 0; other < 6; ++other) {
       const std::string depth = world.rank() == other ? "depth 3" : "depth 2";
-      expect_error([&] { mesh.verify_same_in_stage("the model", stage + depth); },
+      expect_error([&] { mesh.verify_same_at({"pipeline"}, "the model", stage + depth); },
                    {"ranks disagree about the model", fmt::format("rank {}", other % 2), "depth 3",
                     "depth 2"});
     }
@@ -317,6 +317,28 @@ TEST(MeshMessages, OfALostRankNameRanksOfTheWorld) {
     });
     testing::expect_errors({exits[1], exits[2]}, HasSubstr("the connection to rank 3 is gone"));
   }
+}
+
+TEST(Mesh, KnowsThePlacesOfAllRanks) {
+  on_ranks(8, [](Communicator& world) {
+    const Mesh whole(world, {{"data", 2}, {"pipeline", 2}, {"tensor", 2}});
+    const Mesh last(world, {{"tensor", 2}, {"data", 4}});
+    for (const Mesh& mesh : {whole, whole.with_shards(2), last, last.with_shards(2), Mesh(world)}) {
+      const std::map<std::string_view, int> places = {{"data", mesh.data().rank()},
+                                                      {"pipeline", mesh.pipeline().rank()},
+                                                      {"tensor", mesh.tensor().rank()}};
+      for (const auto& [axis, mine] : places) {
+        const std::vector<double> all = members(world, mine);
+        for (int r = 0; r < 8; ++r) {
+          EXPECT_EQ(mesh.place(r, {axis}), all[static_cast<std::size_t>(r)]) << mesh.text() << axis;
+        }
+      }
+      for (int r = 0; r < 8; ++r) {
+        const bool same = mesh.shares(r, {"pipeline"}) && mesh.shares(r, {"tensor"});
+        EXPECT_EQ(mesh.shares(r, {"pipeline", "tensor"}), same);
+      }
+    }
+  });
 }
 
 TEST(Mesh, AnyIsSeenByAllRanks) {

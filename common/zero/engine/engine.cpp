@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
-#include <functional>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -201,14 +200,7 @@ void Engine::backward(const at::Tensor& loss) {
 // `loss`: null in join(). Returns false, and does nothing, if no rank has a batch and no step is
 // open.
 bool Engine::take_micro_batch(const at::Tensor* loss) {
-  Finding found = checks_.before_backward(loss);
-  const std::vector<double> joined =
-      dist::all_gather_scalars(strategy_->mesh().pipeline(), {loss == nullptr ? 1.0 : 0.0});
-  if (std::ranges::count(joined, joined.front()) < std::ssize(joined)) {
-    found.problem =
-        "some of {ranks} are in join(), the others are not: ranks of one pipeline axis share their "
-        "batches and join together";
-  }
+  const dist::Statement found = checks_.before_backward(loss);
   double mine = 0;
   if (loss == nullptr) {
     mine = kJoined;
@@ -222,14 +214,15 @@ bool Engine::take_micro_batch(const at::Tensor* loss) {
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
+  const bool shows = is_last && !strategy_->sharded() && !step_.loss_scale();
   // Which one is the last is decided here and not in forward(), by the order of backward().
   step_.backward(loss == nullptr ? no_loss(losses_) : step_.weighted(*loss, mine, expected),
-                 is_last);
+                 is_last, shows);
   // The gradients so far were weighted relative to the terms of the first micro-batch.
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
-  is_last && !strategy_->sharded() && !step_.loss_scale() ? gradients_.watch() : gradients_.hide();
+  shows ? gradients_.watch() : gradients_.hide();
   losses_.push_back(loss == nullptr ? no_loss(losses_) : loss->detach().reshape({}));
   loss_terms_.push_back(mine);
   terms_ = terms;
@@ -285,40 +278,44 @@ bool Engine::repeat_micro_batch() {
   return take_micro_batch(nullptr);
 }
 
-Engine::Terms Engine::with_micro_batch(double& mine, Finding found) {
-  const std::vector<double> all =
-      dist::all_gather_scalars(strategy_->communicator(), {mine, found.digest()});
-  std::vector<double> digests;
+// `mine`: the loss terms of this rank's micro-batch; below 0 if it has none or does not know them.
+Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
+  const dist::Mesh& mesh = strategy_->mesh();
+  const std::string of_batch = mine == kJoined ? "none and is in join()"
+                               : mine < 0      ? "a loss of its own"
+                                               : fmt::format("one of {} loss terms", mine);
+  found.topics.push_back(
+      {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
+  found.numbers = {mine};
+  const std::vector<std::vector<double>> all = dist::exchange(mesh, found);
   std::vector<int> without_forward;
   double sum = 0;
   live_.clear();
-  for (std::size_t r = 0; 2 * r < all.size(); ++r) {
-    digests.push_back(all[2 * r + 1]);
-    if (all[2 * r] == kJoined) continue;
-    live_.push_back(static_cast<int>(r));
-    if (all[2 * r] < 0) {
-      without_forward.push_back(strategy_->communicator().world_rank(static_cast<int>(r)));
-    }
-    sum += std::max(all[2 * r], 0.0);
+  for (int rank = 0; rank < mesh.world().size(); ++rank) {
+    const double theirs = all[static_cast<std::size_t>(rank)].front();
+    if (theirs == kJoined) continue;
+    if (theirs < 0) without_forward.push_back(mesh.world().world_rank(rank));
+    if (!mesh.shares(rank, {"pipeline", "tensor"})) continue;
+    live_.push_back(mesh.place(rank, {"data"}));
+    sum += std::max(theirs, 0.0);
   }
   if (!live_.empty()) source_ = live_.front();
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
-  if (!terms.stated && sum > 0 && found.problem.empty()) {
-    found.problem = fmt::format(
+  if (!terms.stated && sum > 0) {
+    throw Error(fmt::format(
         "micro-batch {} of the step has loss terms (Batch::loss_terms), those before it have none "
         "on any rank: set them for all batches, or for none",
-        micro_batches_ + 1);
+        micro_batches_ + 1));
   }
-  if (terms.stated && !without_forward.empty() && found.problem.empty()) {
-    found.problem = fmt::format(
+  if (terms.stated && !without_forward.empty()) {
+    throw Error(fmt::format(
         "the loss of micro-batch {} on {} was not computed from what Engine::forward() returned, "
         "and other losses of the step have loss terms (Batch::loss_terms), so that its weight is "
         "not known: compute all from forward(), or leave loss_terms at 0 in all batches, so that "
         "micro-batches count alike",
-        micro_batches_ + 1, train::ranks_text(without_forward));
+        micro_batches_ + 1, dist::ranks_text(without_forward)));
   }
-  verify_findings(strategy_->mesh(), found, digests, "which parameters are trained");
   if (!terms.stated) {
     mine = mine == kJoined ? kJoined : 1;
     sum = static_cast<double>(live_.size());
@@ -371,30 +368,14 @@ void Engine::take_learning_rates() {
   optimizer.set_learning_rates({first, first + static_cast<std::ptrdiff_t>(mine.size())});
 }
 
-void Engine::verify_before_update() {
+train::Step::Losses Engine::losses_of_step() {
   if (live_.size() < static_cast<std::size_t>(strategy_->communicator().size())) {
     take_learning_rates();
   }
-  std::vector<double> mine(losses_.size(), 0.0);
-  const Finding found = checks_.before_update(losses_, step_.number(), mine);
-  std::ranges::transform(mine, loss_terms_, mine.begin(), std::multiplies<>());
-  mine.insert(mine.end(), {found.digest(), step_.settings_digest()});
-  const std::vector<double> all = dist::all_gather_scalars(strategy_->communicator(), mine);
-  std::vector<double> digests, settings;
-  for (std::size_t end = mine.size(); end <= all.size(); end += mine.size()) {
-    digests.push_back(all[end - 2]);
-    settings.push_back(all[end - 1]);
-  }
-  verify_findings(strategy_->mesh(), found, digests,
-                  "what was done to gradients between backward() and step()");
-  loss_ = 0;
-  for (std::size_t m = 0; m < losses_.size(); ++m) {  // in the order of train::Trainer
-    double of_ranks = 0;
-    for (std::size_t k = m; k < all.size(); k += mine.size()) of_ranks += all[k];
-    loss_ += of_ranks;
-  }
-  loss_ /= terms_.all;
-  step_.verify_settings(settings);
+  train::Step::Losses losses{
+      .values = std::vector<double>(losses_.size()), .terms = loss_terms_, .all_terms = terms_.all};
+  losses.said = checks_.before_update(losses_, losses.values);
+  return losses;
 }
 
 bool Engine::step() {
@@ -414,14 +395,14 @@ bool Engine::step() {
   if (micro_batches_ < config_.accumulation_steps) return false;
   StepMetrics metrics;
   metrics.step = step_.number();
-  const bool updated = step_.end({.verify = [this] { verify_before_update(); },
+  const bool updated = step_.end({.read = [this] { return losses_of_step(); },
                                   .sync = [this] { strategy_->sync_parameters(); },
                                   .drop = [this] { give_up_step(); }});
   if (meter_) {
     metrics.updated = updated;
     metrics.gradient_norm = updated ? gradient_norm() : 0;
     metrics.loss_terms = terms_.stated ? terms_.all : 0;
-    metrics.loss = loss_;
+    metrics.loss = step_.loss();
     meter_->measure(metrics);
   }
   give_up_step();  // the step is over: drop what it has left

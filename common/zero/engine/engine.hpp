@@ -90,7 +90,7 @@ class Engine {
   /// (data::Batch::loss_terms) of its micro-batches on all ranks, as in train::Trainer;
   /// micro-batches without loss terms on any rank have equal weights. `loss` is what forward()
   /// returned, or was computed from it; without loss terms it may be a loss of the program's own.
-  /// Ranks exchange two numbers.
+  /// Ranks exchange a few numbers.
   ///
   /// From the first backward() of a step to its step(), `.grad` of the parameters is the engine's:
   /// a read or a change throws. Only at stage 0 without a loss scale, after the last backward(), it
@@ -221,12 +221,12 @@ class Engine {
   bool repeat_micro_batch();
   void verify_no_rank_has_data();
   bool take_micro_batch(const at::Tensor* loss);
-  Terms with_micro_batch(double& mine, Finding found);
+  Terms with_micro_batch(double& mine, dist::Statement found);
   void verify_in_no_step(const char* call) const;
   void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;
   void verify_outside_of_passes(const char* call) const;
-  void verify_before_update();
+  train::Step::Losses losses_of_step();
   void take_learning_rates();
 
   train::Step step_;
@@ -238,7 +238,6 @@ class Engine {
   std::shared_ptr<StepMeter> meter_;  // on_step()
   std::int64_t micro_batches_ = 0;    // of this step, whose backward has run
   Terms terms_;
-  double loss_ = 0;        // of the last step(), the mean over the terms of all ranks
   std::vector<int> live_;  // ranks that had a batch in the last backward(); others are in join()
   int source_ = 0;         // the first such rank in the last backward() in which there was one
   bool stepped_ = true;

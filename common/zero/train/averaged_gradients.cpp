@@ -2,37 +2,22 @@
 #include <ATen/ops/flatten_dense_tensors.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/unflatten_dense_tensors.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <ranges>
 #include <set>
 #include <utility>
 
-#include <zero/distributed/agreement.hpp>
+#include <zero/distributed/statement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/norm.hpp>
-#include <zero/optim/wide_sum.hpp>
 #include <zero/train/averaged_gradients.hpp>
 
 namespace zero::train {
 
 using dist::Purpose;
-
-namespace {
-
-// The sum over all ranks of one group after the other.
-optim::WideSum added_over(const std::vector<dist::Communicator*>& groups, optim::WideSum sum) {
-  for (dist::Communicator* const group : groups) {
-    const std::vector<double> all = dist::all_gather_scalars(*group, {sum.high(), sum.low()});
-    sum = {};
-    for (std::size_t k = 0; k < all.size(); k += 2) sum.add({all[k], all[k + 1]});
-  }
-  return sum;
-}
-
-}  // namespace
 
 AveragedGradients::AveragedGradients(const nn::ParameterList& list, const StageOfModel& stage,
                                      const dist::Mesh& mesh, const Shards& shards,
@@ -48,10 +33,20 @@ AveragedGradients::AveragedGradients(const nn::ParameterList& list, const StageO
 }
 
 void AveragedGradients::complete(bool is_last_micro_batch) {
-  norms_.clear();
+  note_change();
   add_up_over_tensor_axis();
-  drop_unused();
   if (adds_averages_) add_up(is_last_micro_batch);
+  if (is_last_micro_batch && !leaves_to_report_) exchange(Ask::kNothing);
+}
+
+void AveragedGradients::note_change() {
+  squares_.clear();
+  finite_ = false;
+  norm_.reset();
+}
+
+void AveragedGradients::exchange(Ask ask) {
+  take(ask, dist::exchange(mesh_, {.numbers = report(ask)}));
 }
 
 // Of parameters that every tensor rank has whole, but saw with its own positions only. Each element
@@ -71,23 +66,47 @@ void AveragedGradients::add_up_over_tensor_axis() {
   }
 }
 
-void AveragedGradients::drop_unused() {
-  // A flag for each parameter that this rank has used, and a last one if this rank has added up
-  // something that is not finite.
-  const std::size_t count = used_.size();
-  at::Tensor all = at::zeros({static_cast<std::int64_t>(count) + 1}, at::kInt);
-  auto* flags = all.mutable_data_ptr<std::int32_t>();
-  for (std::size_t i = 0; i < count; ++i) flags[i] = used_[i] ? 1 : 0;
-  flags[count] = take_suspicion() ? 1 : 0;
-  mesh_.data().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  mesh_.tensor().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  suspect_ = suspect_ || flags[count] != 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (flags[i] == 0) {
-      list_.parameters[i].tensor.mutable_grad().reset();
-      gradient_of(i).reset();
+std::vector<double> AveragedGradients::report(Ask ask) {
+  suspect_ = take_suspicion() || suspect_;
+  const bool looks = ask == Ask::kFinite && must_look();
+  const bool well = !suspect_ && !(looks && first_nonfinite_here() < stage_.whole().size());
+  const optim::WideSum sum = ask == Ask::kNorm ? sum_of_squares() : optim::WideSum();
+  std::vector<double> mine = {well ? 0.0 : 1.0, sum.high(), sum.low()};
+  const std::size_t flags = mine.size();
+  mine.resize(flags + stage_.whole().size() / kBits + 1);
+  for (std::size_t i = 0; i < used_.size(); ++i) {
+    const std::size_t place = stage_.place(i);
+    if (used_[i]) mine[flags + place / kBits] += static_cast<double>(1U << (place % kBits));
+  }
+  return mine;
+}
+
+void AveragedGradients::take(Ask ask, const std::vector<std::vector<double>>& all,
+                             std::size_t begin) {
+  // Of the ranks that have copies of the same gradients the first ones count.
+  const int parts = shards_.sharded() ? shards_.shard_group().size() : 1;
+  bool well = true;
+  optim::WideSum sum;
+  std::vector<std::uint32_t> flags(stage_.whole().size() / kBits + 1);
+  for (int rank = 0; rank < std::ssize(all); ++rank) {
+    const double* const of_rank = &all[static_cast<std::size_t>(rank)][begin];
+    well = well && of_rank[0] == 0;
+    if (mesh_.place(rank, {"data"}) < parts) sum.add({of_rank[1], of_rank[2]});
+    if (!mesh_.shares(rank, {"pipeline"})) continue;
+    for (std::size_t k = 0; k < flags.size(); ++k) {
+      flags[k] |= static_cast<std::uint32_t>(of_rank[3 + k]);
     }
-    used_[i] = false;
+  }
+  suspect_ = !well;
+  finite_ = well && ask == Ask::kFinite;
+  if (ask == Ask::kNorm) norm_ = std::sqrt(sum.rounded());
+  for (std::size_t i = 0; i < used_.size(); ++i) {
+    const std::size_t place = stage_.place(i);
+    if ((flags[place / kBits] >> (place % kBits) & 1U) != 0) continue;
+    list_.parameters[i].tensor.mutable_grad().reset();
+    gradient_of(i).reset();
+    squares_.clear();  // of other gradients than own() has now
+    used_[i] = true;   // what a program sets in its place stays
   }
 }
 
@@ -109,7 +128,9 @@ void AveragedGradients::add_up(bool is_last_micro_batch) {
 void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(mesh_.data().size()), false);
   suspect_ = false;
-  norms_.clear();
+  multiplied_ = false;
+  leaves_to_report_ = false;
+  note_change();
   used_.assign(used_.size(), false);  // noted by a backward() that threw
   accumulated_.assign(list_.size(), at::Tensor());
 }
@@ -142,65 +163,38 @@ std::vector<double> AveragedGradients::read(const std::vector<at::Tensor>& losse
   if (!reads_norms) gradients.clear();
   std::vector<double> all = optim::detail::norms_by_list(gradients, 2, at::stack(losses).flatten());
   const auto values = all.begin() + std::ssize(gradients);
-  norms_.assign(all.begin(), values);
+  squares_.assign(all.begin(), values);
+  for (double& norm : squares_) norm *= norm;
   return {values, all.end()};
 }
 
-std::vector<double> AveragedGradients::squares(const Own& mine) const {
-  if (norms_.empty()) return optim::squared_norms(mine.gradients);
-  std::vector<double> all;
-  for (const double norm : norms_) all.push_back(norm * norm);
-  return all;
-}
-
-std::vector<double> AveragedGradients::squares_by_parameter() {
-  // Only its owner computes a parameter's sum, and adding the others' zeros is exact. So every
-  // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
-  // If tensors are split, the partial sums are in double: their order changes the resulting
-  // float only if the sum lies at the edge between two floats.
-  const Own mine = own();
-  const std::vector<double> of_mine = squares(mine);
-  at::Tensor squares = at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
-  auto* const of_parameter = squares.mutable_data_ptr<double>();
-  for (std::size_t k = 0; k < of_mine.size(); ++k) {
-    const std::size_t i = mine.indices[k];
-    if (counts_here(i)) of_parameter[stage_.place(i)] = of_mine[k];
-  }
-  for (dist::Communicator* const group : groups_of_parts()) {
-    group->all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  }
-  return {of_parameter, of_parameter + squares.numel()};
-}
-
-// A number of the whole model is the sum over one of these groups after the other.
-// Groups that hold copies are not among them: a copy does not count again.
-std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
-  std::vector<dist::Communicator*> groups = {&mesh_.tensor(), &mesh_.pipeline()};
-  if (shards_.sharded()) groups.insert(groups.begin(), &shards_.shard_group());
-  return groups;
-}
-
-// Tensor ranks hold some parameters whole, with the same gradient: the first rank counts these.
-bool AveragedGradients::counts_here(std::size_t index) const {
-  return mesh_.tensor().rank() == 0 || list_.parameters[index].placement.is_cut();
-}
-
-double AveragedGradients::norm() {
+// Only its owner has a parameter's sum, and about 100 bits are added up: so the norm has the same
+// bits under every strategy that owns whole parameters. If tensors are split, the sum of a part is
+// in double: the resulting float differs only if the whole lies at the edge between two floats. A
+// norm that is used as a double needs parts in 100 bits too.
+optim::WideSum AveragedGradients::sum_of_squares() const {
   mesh_.data().synchronize();  // the host is about to read
-  if (!has_doubles()) return optim::norm_from_squares(squares_by_parameter());
-  // The norm is used as a double: a sum in double for each shard would show in its last bits how
-  // tensors are split.
   const Own mine = own();
-  const std::vector<optim::WideSum> of_mine = optim::wide_squared_norms(mine.gradients);
-  optim::WideSum here;
-  for (std::size_t k = 0; k < of_mine.size(); ++k) {
-    if (counts_here(mine.indices[k])) here.add(of_mine[k]);
+  std::vector<optim::WideSum> squares;
+  if (has_doubles()) {
+    squares = optim::wide_squared_norms(mine.gradients);
+  } else {
+    for (const double square : squares_.empty() ? optim::squared_norms(mine.gradients) : squares_) {
+      squares.emplace_back(square, 0);
+    }
   }
-  return std::sqrt(added_over(groups_of_parts(), here).rounded());
+  optim::WideSum sum;
+  for (std::size_t k = 0; k < squares.size(); ++k) {
+    // Tensor ranks hold some parameters whole, with the same gradient: the first rank counts these.
+    const bool is_cut = list_.parameters[mine.indices[k]].placement.is_cut();
+    if (is_cut || mesh_.tensor().rank() == 0) sum.add(squares[k]);
+  }
+  return sum;
 }
 
 float AveragedGradients::clip(double max_norm) {
-  const double exact = norm();
+  if (!norm_) exchange(Ask::kNorm);
+  const double exact = *norm_;
   const float before = static_cast<float>(exact) / static_cast<float>(loss_scale_);
   if (!std::isfinite(before)) return before;
   // In float or, as in LibTorch, in double if any of the gradients is.
@@ -218,11 +212,11 @@ bool AveragedGradients::has_doubles() const {
 
 void AveragedGradients::multiply(double factor) {
   scale(factor);
-  suspect_ = true;  // they may overflow now
+  multiplied_ = true;
 }
 
 void AveragedGradients::scale(double factor) {
-  norms_.clear();
+  note_change();
   const std::vector<at::Tensor> gradients = own().gradients;
   if (factor != 1.0 && !gradients.empty()) shards_.scale(gradients, factor);
 }
@@ -243,46 +237,40 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   mesh_.data().synchronize();  // the host is about to read
   const Own mine = own();
   const std::vector<double> largest =
-      norms_.empty() ? optim::largest_magnitudes(mine.gradients) : norms_;
+      squares_.empty() ? optim::largest_magnitudes(mine.gradients) : squares_;
   const auto found =
       std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
   if (found == largest.end()) return stage_.whole().size();
   return stage_.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
-// Whether a gradient may be infinite or NaN; the same on all ranks.
-bool AveragedGradients::must_look() {
+// Whether no reduction can have seen that a gradient is infinite or NaN.
+bool AveragedGradients::must_look() const {
   const bool checked = mesh_.data().checks_gradients() &&
                        (mesh_.tensor().size() == 1 || mesh_.tensor().checks_gradients());
   // Averages that were checked may overflow when they are added to each other.
-  const bool mine = !checked || adds_averages_ || suspect_;
-  const auto stages = dist::all_gather_scalars(mesh_.pipeline(), {mine ? 1.0 : 0.0});
-  return std::ranges::any_of(stages, [](double must) { return must != 0; });
+  return !checked || adds_averages_ || multiplied_;
 }
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
-  if (!must_look()) return std::nullopt;
-  // Of each rank: its number, the place of its first gradient that is not finite in the whole
-  // model, and for each rank of its data axis the number if that is the source of one, else -1.
-  const auto number = [](const dist::Communicator& ranks, int rank) {
-    return static_cast<double>(ranks.world_rank(rank));
-  };
-  std::vector<double> mine = {number(mesh_.world(), mesh_.world().rank()),
-                              static_cast<double>(first_nonfinite_here())};
+  if (finite_) return std::nullopt;
+  // Of each rank: the place of its first gradient that is not finite in the whole model, and for
+  // each rank of its data axis its number in the world if that is the source of one, else -1.
+  std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (std::size_t r = 0; r < sources_.size(); ++r) {
-    mine.push_back(sources_[r] ? number(mesh_.data(), static_cast<int>(r)) : -1);
+    mine.push_back(sources_[r] ? mesh_.data().world_rank(static_cast<int>(r)) : -1);
   }
-  const std::vector<double> all = dist::all_gather_scalars(mesh_.world(), mine);
+  const std::vector<std::vector<double>> all = dist::exchange(mesh_, {.numbers = mine});
   const nn::ParameterList& whole = stage_.whole();
   std::size_t first = whole.size();
   std::set<int> holders, sources;
-  for (std::size_t of_rank = 0; of_rank < all.size(); of_rank += mine.size()) {
-    const auto place = static_cast<std::size_t>(all[of_rank + 1]);
+  for (int rank = 0; rank < std::ssize(all); ++rank) {
+    const std::vector<double>& theirs = all[static_cast<std::size_t>(rank)];
+    const auto place = static_cast<std::size_t>(theirs.front());
     first = std::min(first, place);
-    if (place < whole.size()) holders.insert(static_cast<int>(all[of_rank]));
-    for (std::size_t r = 0; r < sources_.size(); ++r) {
-      const auto source = static_cast<int>(all[of_rank + 2 + r]);
-      if (source >= 0) sources.insert(source);
+    if (place < whole.size()) holders.insert(mesh_.world().world_rank(rank));
+    for (const double source : theirs | std::views::drop(1)) {
+      if (source >= 0) sources.insert(static_cast<int>(source));
     }
   }
   if (first == whole.size()) return std::nullopt;

@@ -3,12 +3,14 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/optim/wide_sum.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/stage_of_model.hpp>
 
@@ -36,13 +38,18 @@ class AveragedGradients {
                     bool adds_averages);
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
-  void note_used(std::size_t index, bool used) { used_[index] = used; }
-  /// Call after a reduction. Drops the gradients of parameters that no rank used (a small all-
-  /// reduce finds them) and adds up micro-batches that are averaged one by one. Before the last
-  /// micro-batch the sums are not in `.grad`, where backward would add to them. Chapter 08: first
-  /// adds up, over the tensor axis, the gradients of parameters on the residual stream
-  /// (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Blocks.
+  void note_used(std::size_t index, bool used) {
+    used_[index] = used || (adds_averages_ && used_[index]);
+  }
+  /// Call after a reduction. Adds up micro-batches that are averaged one by one; before the last
+  /// one the sums are not in `.grad`, where backward would add to them. After it, drops the
+  /// gradients of parameters that no rank used (a small exchange finds them), unless that is left
+  /// to report(). Chapter 08: first adds up, over the tensor axis, the gradients of parameters on
+  /// the residual stream (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Blocks.
   void complete(bool is_last_micro_batch);
+  /// Until forget(): whether the caller exchanges report() after complete(). Acts on this rank
+  /// alone; all ranks must set the same.
+  void leave_to_report(bool leave) { leaves_to_report_ = leave; }
 
   // After complete() of the last micro-batch:
 
@@ -56,6 +63,18 @@ class AveragedGradients {
   /// Acts on this rank alone; blocks.
   std::vector<double> read(const std::vector<at::Tensor>& losses, bool with_norms = true);
 
+  /// What ranks tell each other of the gradients, beside which parameters they have used: nothing,
+  /// whether all are finite, or the norm, which shows that too.
+  enum class Ask : std::uint8_t { kNothing, kFinite, kNorm };
+  /// This rank's numbers for an exchange of all ranks of all axes, as many on each; after read().
+  /// Sends nothing. Takes no time for kFinite if reductions have checked while they added up
+  /// (dist::Communicator::checks_gradients()); else reads every gradient that this rank updates.
+  std::vector<double> report(Ask ask);
+  /// Takes the report()s of all ranks, which are behind the first `begin` numbers of each, by rank
+  /// of mesh.world(), and drops the gradients of parameters that no rank used. If all are finite,
+  /// clip() and first_nonfinite() send nothing until gradients change. Sends nothing.
+  void take(Ask ask, const std::vector<std::vector<double>>& all, std::size_t begin = 0);
+
   /// Scales the gradients so that their L2 norm is at most `max_norm`; returns the norm before.
   /// Norms are of the gradients divided by the loss scale. All strategies that own whole parameters
   /// give the same bits; if tensors are split, rounding differs in rare cases. The factor is a
@@ -65,34 +84,31 @@ class AveragedGradients {
 
   void multiply(double factor);
 
-  /// The first gradient that is not finite, if any. Takes no time if reductions have checked while
-  /// they added up (dist::Communicator::checks_gradients()) and found nothing; else reads every
-  /// gradient that this rank updates, on its device.
+  /// The first gradient that is not finite, if any. Takes no time if all have said that theirs are
+  /// finite; else reads every gradient that this rank updates, on its device.
   std::optional<NonfiniteGradient> first_nonfinite();
 
   /// Call when the gradients are dropped, or an unfinished step is abandoned.
   void forget();
 
  private:
+  static constexpr std::size_t kBits = 32;  // flags in a number of a report
   struct Own {
     std::vector<std::size_t> indices;
     std::vector<at::Tensor> gradients;
   };
   at::Tensor& gradient_of(std::size_t index) const;
   Own own() const;
+  void exchange(Ask ask);
   void add_up_over_tensor_axis();
   bool take_suspicion();
-  void drop_unused();
   void add_up(bool is_last_micro_batch);
-  std::vector<double> squares(const Own& mine) const;
-  std::vector<double> squares_by_parameter();
-  double norm();
-  std::vector<dist::Communicator*> groups_of_parts() const;
-  bool counts_here(std::size_t index) const;
+  void note_change();
+  optim::WideSum sum_of_squares() const;
   void scale(double factor);
   bool has_doubles() const;
   std::size_t first_nonfinite_here();
-  bool must_look();
+  bool must_look() const;
 
   const nn::ParameterList& list_;
   const StageOfModel& stage_;
@@ -101,11 +117,16 @@ class AveragedGradients {
   dist::ReduceType type_;
   bool adds_averages_;
   double loss_scale_ = 1;
-  std::vector<bool> used_;               // by parameter: by this rank, in this reduction
+  bool leaves_to_report_ = false;
+  std::vector<bool> used_;               // by parameter: by this rank in this step
   std::vector<at::Tensor> accumulated_;  // by parameter: averages of earlier micro-batches
-  std::vector<bool> sources_;  // by rank: whose gradients were not finite, as seen by this rank
-  std::vector<double> norms_;  // of own(), if read() has read them; else empty
-  bool suspect_ = false;       // some gradient may not be finite; the same on all ranks
+  std::vector<bool> sources_;    // by rank: whose gradients were not finite, as seen by this rank
+  std::vector<double> squares_;  // their sums, of own(), if read() has read them; else empty
+  bool suspect_ = false;         // a sum was not finite
+  bool multiplied_ = false;      // finite gradients may have overflowed since
+  // Of all ranks, since the gradients have last changed:
+  bool finite_ = false;
+  std::optional<double> norm_;
 };
 
 }  // namespace zero::train

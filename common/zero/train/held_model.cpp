@@ -103,7 +103,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments)
   }
   // A rank whose model is right sends another text in the constructor's comparison, so that all
   // ranks throw.
-  arguments.mesh.verify_same_in_stage(kModelOrStrategy, wrong);
+  arguments.mesh.verify_same_at({"pipeline"}, kModelOrStrategy, wrong);
   throw Error(wrong);
 }
 

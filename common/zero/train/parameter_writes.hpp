@@ -9,7 +9,7 @@
 namespace zero::train {
 
 /// What the program itself has written into parameters, on this rank, since ranks last compared it
-/// (verify_settings()): all must write the same.
+/// (Step::end()): all must write the same.
 class ParameterWrites {
  public:
   /// `parameter` has its new values, all of them.

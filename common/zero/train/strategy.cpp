@@ -61,7 +61,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
       first_values_(model_, list_, communicator_, held_, arguments.values),
       passes_(model_, list_, *this, *this) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
-  mesh_.verify_same_in_stage(kModelOrStrategy, description(list_, arguments));
+  mesh_.verify_same_at({"pipeline"}, kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);
@@ -90,8 +90,8 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
     }
     return groups;
   });
-  mesh_.verify_same_in_stage("the optimizer and its parameter groups",
-                             (dist::is_error(answer) ? "an error: " : "") + answer.substr(1));
+  mesh_.verify_same_at({"pipeline"}, "the optimizer and its parameter groups",
+                       (dist::is_error(answer) ? "an error: " : "") + answer.substr(1));
   dist::content_of(answer);  // an error is the same on all ranks
 }
 

@@ -1,43 +1,17 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cmath>
 #include <exception>
-#include <functional>
 #include <limits>
-#include <set>
+#include <numeric>
 
 #include <zero/base/error.hpp>
-#include <zero/base/fnv.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/train/loop/step.hpp>
 
 namespace zero::train {
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
-std::string loss_not_finite(std::int64_t step, const std::string& ranks) {
-  return fmt::format(
-      "step {}: the loss is infinite or NaN on {}; no rank has changed its weights (a lower "
-      "learning rate or clipping may help)",
-      step, ranks);
-}
-
-bool any_wrong(const dist::Mesh& mesh, bool wrong, const std::vector<double>& digests,
-               double digest) {
-  const auto differ = [](const std::vector<double>& all) {
-    return std::ranges::adjacent_find(all, std::not_equal_to<>()) != all.end();
-  };
-  wrong = wrong || differ(digests);
-  if (mesh.data().size() == mesh.world().size()) return wrong;
-  const bool along_tensor = differ(dist::all_gather_scalars(mesh.tensor(), {digest}));
-  return mesh.any(wrong || along_tensor);
-}
 
 at::Tensor weighted_loss(const at::Tensor& loss, double terms, double all_terms, int ranks,
                          double scale) {
@@ -56,7 +30,7 @@ namespace {
 std::string what_is_not_finite(Strategy& strategy, bool norm_is_not) {
   if (const auto bad = strategy.averaged_gradients().first_nonfinite()) {
     return fmt::format("the gradient of '{}' is infinite or NaN on {}", bad->parameter,
-                       ranks_text(bad->ranks));
+                       dist::ranks_text(bad->ranks));
   }
   return norm_is_not ? "the norm of the gradient is too large for a float" : "";
 }
@@ -93,44 +67,65 @@ at::Tensor Step::weighted(const at::Tensor& loss, double terms, double all_terms
   return weighted_loss(loss, terms, all_terms, strategy_.communicator().size(), scale());
 }
 
-void Step::backward(at::Tensor loss, bool is_last) {
+void Step::backward(at::Tensor loss, bool is_last, bool program_may_look) {
   strategy_.set_loss_scale(scale());
   strategy_.set_requires_gradient_sync(is_last);
+  strategy_.averaged_gradients().leave_to_report(!program_may_look);
   strategy_.backward(loss);
   loss = at::Tensor();
   strategy_.finish_backward();
 }
 
-double Step::mean_loss(const std::vector<double>& losses, const std::vector<double>& terms,
-                       double all_terms) const {
-  // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
-  // on which rank has it.
-  std::vector<double> mine;
-  for (std::size_t m = 0; m < losses.size(); ++m) {
-    const bool finite = std::isfinite(losses[m]);
-    mine.push_back(finite ? losses[m] * terms[m] : 0.0);
-    mine.push_back(finite ? 0.0 : 1.0);
+// `is_end`: of a step, with all that ranks must know before they update.
+double Step::exchange(Losses losses, bool is_end) {
+  using Ask = AveragedGradients::Ask;
+  const dist::Mesh& mesh = strategy_.mesh();
+  AveragedGradients& gradients = strategy_.averaged_gradients();
+  dist::Statement& mine = losses.said;
+  if (is_end) {
+    const ParameterWrites writes = strategy_.writes();
+    if (mine.problem.empty()) mine.problem = writes.refused();
+    mine.topics.push_back({"the optimizer's settings", settings_text(strategy_.optimizer())});
+    // Tensor ranks write other values into their parts.
+    mine.topics.push_back({"what the program has written into parameters since the last step",
+                           writes.text(),
+                           {"pipeline", "tensor"}});
   }
-  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
-  double sum = 0;
-  std::set<int> not_finite;
-  for (std::size_t m = 0; m < losses.size(); ++m) {
-    double of_ranks = 0;
-    for (std::size_t at = 2 * m; at < all.size(); at += mine.size()) {
-      of_ranks += all[at];
-      if (all[at + 1] == 0.0) continue;
-      const auto rank = static_cast<int>(at / mine.size());
-      not_finite.insert(strategy_.communicator().world_rank(rank));
+  for (std::size_t m = 0; m < losses.values.size(); ++m) {
+    mine.numbers.push_back(losses.values[m] * losses.terms[m]);
+    if (!std::isfinite(losses.values[m]) && mine.problem.empty()) {
+      mine.problem = fmt::format(
+          "step {}: the loss is infinite or NaN on {{ranks}}; no rank has changed its weights (a "
+          "lower learning rate or clipping may help)",
+          number());
     }
-    sum += of_ranks;
   }
-  if (not_finite.empty()) return sum / all_terms;
-  throw Error(loss_not_finite(number(), ranks_text({not_finite.begin(), not_finite.end()})));
+  const Ask ask = measures() ? Ask::kNorm : Ask::kFinite;
+  if (is_end) {
+    // With a problem they may be what the program has put in their place.
+    const std::vector<double> report = gradients.report(mine.problem.empty() ? ask : Ask::kNothing);
+    mine.numbers.insert(mine.numbers.end(), report.begin(), report.end());
+  }
+  const std::vector<std::vector<double>> all = dist::exchange(mesh, mine);
+  if (is_end) {
+    strategy_.forget_writes();
+    gradients.take(ask, all, losses.values.size());
+  }
+  // The stages before the last have none.
+  std::vector<double> sums(losses.values.size());
+  for (int rank = 0; rank < mesh.world().size(); ++rank) {
+    if (mesh.place(rank, {"pipeline"}) < mesh.pipeline().size() - 1) continue;
+    if (!mesh.shares(rank, {"tensor"})) continue;
+    for (std::size_t m = 0; m < sums.size(); ++m) {
+      sums[m] += all[static_cast<std::size_t>(rank)][m];
+    }
+  }
+  return std::accumulate(sums.begin(), sums.end(), 0.0) / losses.all_terms;
 }
 
 bool Step::end(const Calls& calls) {
   try {
-    calls.verify();
+    loss_ = exchange(calls.read(), /*is_end=*/true);
     const bool updated = update();
     memory::mark("sync");
     if (updated) calls.sync();
@@ -150,10 +145,9 @@ bool Step::update() {
   RECORD_USER_SCOPE("optimizer");
   const bool clips = options_.clip_norm > 0;
   const double limit = clips ? options_.clip_norm : std::numeric_limits<double>::infinity();
-  const bool measures = clips || measures_norm_;
-  const float norm = measures ? strategy_.clip_grad_norm(limit) : 0;
+  const float norm = measures() ? strategy_.clip_grad_norm(limit) : 0;
   // A finite norm means finite gradients: nothing more has to be read.
-  const bool well = measures && std::isfinite(norm);
+  const bool well = measures() && std::isfinite(norm);
   const std::string wrong = well ? "" : what_is_not_finite(strategy_, clips);
   if (wrong.empty()) {
     strategy_.optimizer_step();
@@ -168,32 +162,6 @@ bool Step::update() {
       "steps out)",
       number(), wrong, loss_scale_ ? " at a loss scale of 1" : "",
       loss_scale_ ? "a lower learning rate or clipping may help, or bfloat16; " : ""));
-}
-
-double Step::settings_digest() const {
-  return base::fnv1a_as_double(settings_text(strategy_.optimizer()) + strategy_.writes().text());
-}
-
-void Step::verify_settings(const std::vector<double>& digests) {
-  const ParameterWrites writes = strategy_.writes();
-  const dist::Mesh& mesh = strategy_.mesh();
-  const std::string settings = settings_text(strategy_.optimizer());
-  if (!any_wrong(mesh, !writes.refused().empty(), digests, base::fnv1a_as_double(settings))) {
-    strategy_.forget_writes();
-    return;
-  }
-  mesh.verify_same_in_stage("the optimizer's settings", settings);
-  std::string problem = writes.refused();
-  try {  // tensor ranks write other values into their parts
-    dist::verify_same(strategy_.communicator(),
-                      "what the program has written into parameters since the last step",
-                      writes.text());
-  } catch (const Error& error) {
-    problem = message_of(error);
-  }
-  for (const std::string& of_rank : mesh.world().exchange(problem)) {
-    if (!of_rank.empty()) throw Error(of_rank);
-  }
 }
 
 }  // namespace zero::train

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/distributed/statement.hpp>
 #include <zero/train/loop/loss_scale.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -50,32 +51,36 @@ class Step {
 
   /// The loss to give to backward(). `all_terms`: see weighted_loss().
   at::Tensor weighted(const at::Tensor& loss, double terms, double all_terms) const;
-  /// Runs autograd. After the last micro-batch gradients are averages. Blocks.
-  void backward(at::Tensor loss, bool is_last);
+  /// Runs autograd. After the last micro-batch gradients are averages; those that no rank has used
+  /// are zeros until end() drops them, unless the program may look at them. Blocks.
+  void backward(at::Tensor loss, bool is_last, bool program_may_look = false);
 
-  /// The mean over all terms of the step, `all_terms`, given this rank's losses and the terms of
-  /// each. Called by all ranks; blocks. Throws zero::Error on all of them if a loss is not finite.
-  double mean_loss(const std::vector<double>& losses, const std::vector<double>& terms,
-                   double all_terms) const;
+  /// The losses of this rank's micro-batches, each the mean over its terms. Stages of a pipeline
+  /// but the last have as many, which do not count.
+  struct Losses {
+    std::vector<double> values;
+    std::vector<double> terms;
+    double all_terms = 0;       ///< of the step on all ranks
+    dist::Statement said = {};  ///< what the rank has to say besides
+  };
+  /// The mean over all terms. Called by all ranks; blocks. Throws zero::Error on all of them if a
+  /// loss is not finite.
+  double mean_loss(const Losses& losses) { return exchange(losses, /*is_end=*/false); }
 
   struct Calls {
-    std::function<void()> verify;  ///< throws, on all ranks, if no rank may update
+    std::function<Losses()> read;  ///< this rank's losses; the host waits for a device
     std::function<void()> sync;    ///< after an update: Strategy::sync_parameters()
     std::function<void()> drop;    ///< after an error: drops the gradients
   };
   /// Clips and updates, after backward() of the last micro-batch. Blocks. Returns whether it
   /// updated: if a gradient is not finite on any rank, no rank does, and the step is skipped if the
-  /// loss scale can be halved or the options say so. Throws zero::Error on all ranks otherwise.
+  /// loss scale can be halved or the options say so. Throws zero::Error on all ranks otherwise, if
+  /// a loss is not finite, if they have said something that is wrong or have other settings of
+  /// their optimizers, or if programs have written other values into parameters or at a time at
+  /// which a write does not count. Ranks tell each other all of that in one exchange.
   bool end(const Calls& calls);
-
-  /// A digest of the optimizer's settings and of Strategy::writes(), exact in a double, to compare
-  /// between ranks.
-  double settings_digest() const;
-  /// Called by all ranks with the digests of all ranks, in rank order. Throws zero::Error on all of
-  /// them if digests differ, and names two values and their ranks; or if the program wrote into a
-  /// parameter at a time at which a write does not count. Otherwise calls
-  /// Strategy::forget_writes().
-  void verify_settings(const std::vector<double>& digests);
+  /// The mean over all terms in the last end().
+  double loss() const { return loss_; }
 
   /// Updates so far, and before this run.
   std::int64_t updates() const { return updates_; }
@@ -93,7 +98,9 @@ class Step {
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
 
  private:
+  double exchange(Losses losses, bool is_end);
   bool update();
+  bool measures() const { return options_.clip_norm > 0 || measures_norm_; }
 
   Strategy& strategy_;
   StepOptions options_;
@@ -101,18 +108,8 @@ class Step {
   std::int64_t updates_;
   std::int64_t skipped_ = 0;
   bool measures_norm_ = false;
+  double loss_ = 0;
   float gradient_norm_ = 0;
 };
-
-/// Whether `wrong` is true on any rank, `digests` of the data ranks, exchanged already, differ, or
-/// `digest` differs from that of a tensor rank. Called by all ranks of all axes; blocks.
-bool any_wrong(const dist::Mesh& mesh, bool wrong, const std::vector<double>& digests,
-               double digest);
-
-/// "rank 1", "ranks 1, 3": for messages.
-std::string ranks_text(const std::vector<int>& ranks);
-
-/// The message for a step in which the loss of `ranks` is infinite or NaN.
-std::string loss_not_finite(std::int64_t step, const std::string& ranks);
 
 }  // namespace zero::train

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/train/loop/trainer.hpp>
 
@@ -61,10 +60,10 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const std::vector<double> losses = run_micro_batches(
       micro_batches, all_terms, [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
   memory::mark("optimizer");
-  const bool updated =
-      step_.end({.verify = [&] { result.loss = mean_loss(losses, micro_batches, all_terms); },
-                 .sync = [this] { sync_parameters(); },
-                 .drop = [this] { strategy_.zero_grad(); }});
+  const bool updated = step_.end({.read = [&] { return of_step(losses, micro_batches, all_terms); },
+                                  .sync = [this] { sync_parameters(); },
+                                  .drop = [this] { strategy_.zero_grad(); }});
+  result.loss = step_.loss();
   watch.end_of(&PhaseSeconds::optimizer);
   result.skipped = !updated;
   if (updated) result.gradient_norm = step_.gradient_norm();
@@ -92,7 +91,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   const dist::CallScope call(strategy_.mesh().world(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
-  return mean_loss(run_forward(batches), batches, all_terms);
+  return step_.mean_loss(of_step(run_forward(batches), batches, all_terms));
 }
 
 std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
@@ -106,41 +105,56 @@ at::Tensor Trainer::forward(const data::Batch& batch) {
   return strategy_.forward(batch);
 }
 
+Step::Losses Trainer::of_step(std::vector<double> losses, const std::vector<data::Batch>& batches,
+                              double all_terms) {
+  Step::Losses all{.values = std::move(losses), .terms = {}, .all_terms = all_terms};
+  for (const data::Batch& batch : batches) {
+    all.terms.push_back(static_cast<double>(batch.loss_terms));
+  }
+  return all;
+}
+
+// The loss terms of all ranks. Every rank sees the same numbers, so all decide alike.
 double Trainer::count_terms(const std::vector<data::Batch>& batches) {
-  // Every rank sees the same numbers, so all decide alike.
-  dist::Communicator& communicator = strategy_.communicator();
-  double mine = 0;
-  for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
-  const std::vector<double> all = dist::all_gather_scalars(
-      communicator, {mine, static_cast<double>(batches.size()), step_.settings_digest()});
+  const dist::Mesh& mesh = strategy_.mesh();
+  const bool shared = mesh.data().size() < mesh.world().size();  // by ranks of other axes
+  std::int64_t mine = 0;
+  std::uint64_t digest = 0;
+  for (const data::Batch& batch : batches) {
+    mine += batch.loss_terms;
+    if (shared) digest = data::digest(batch, digest);
+  }
+  dist::Statement said{
+      .topics = {{fmt::format("the micro-batches of step {}, which the stages of a pipeline and "
+                              "the ranks of a tensor axis share",
+                              steps()),
+                  fmt::format("{} with {} loss terms (digest {:x})", batches.size(), mine, digest),
+                  {"data"}}},
+      .numbers = {static_cast<double>(batches.size()), static_cast<double>(mine)}};
+  try {
+    for (const data::Batch& batch : batches) check_batch(batch);
+  } catch (const std::exception& error) {
+    said.problem = message_of(error);
+  }
+  const std::vector<std::vector<double>> all = dist::exchange(mesh, said);
+  const double count = all.front()[0];
   double terms = 0;
-  std::vector<double> settings;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    const double* const of_rank = &all[static_cast<std::size_t>(3 * rank)];
-    terms += of_rank[0];
-    settings.push_back(of_rank[2]);
-    const double theirs = of_rank[1];
-    if (theirs > 0 && theirs == all[1]) continue;
+  for (int rank = 0; rank < mesh.world().size(); ++rank) {
+    const std::vector<double>& theirs = all[static_cast<std::size_t>(rank)];
+    if (mesh.shares(rank, {"pipeline", "tensor"})) terms += theirs[1];
+    if (theirs[0] > 0 && theirs[0] == count) continue;
     throw Error(fmt::format(
         "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
         "many as the others (a batch may be empty)",
-        steps(), communicator.world_rank(rank), theirs,
-        theirs == all[1] ? ""
-                         : fmt::format(", rank {} has {}", communicator.world_rank(0), all[1])));
+        steps(), mesh.world().world_rank(rank), theirs[0],
+        theirs[0] == count ? ""
+                           : fmt::format(", rank {} has {}", mesh.world().world_rank(0), count)));
   }
-  step_.verify_settings(settings);
   if (terms > 0.0) return terms;
   throw Error(
       fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
                   "ignored)",
                   steps()));
-}
-
-double Trainer::mean_loss(const std::vector<double>& losses,
-                          const std::vector<data::Batch>& batches, double all_terms) {
-  std::vector<double> terms;
-  for (const data::Batch& batch : batches) terms.push_back(static_cast<double>(batch.loss_terms));
-  return step_.mean_loss(losses, terms, all_terms);
 }
 
 }  // namespace zero::train

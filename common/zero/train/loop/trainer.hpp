@@ -45,9 +45,10 @@ class Trainer {
   /// One optimizer step over this rank's `micro_batches`: at least one, and the same number on
   /// every rank. Blocks. Ranks may have different numbers of loss terms, or none: the gradient is
   /// that of the mean over all of them. Throws zero::Error on all ranks if a loss or gradient of
-  /// any rank is not finite, if no rank has a loss term, or if ranks pass different numbers of
-  /// micro-batches or different settings to their optimizers. Parameters and optimizer states are
-  /// then as before the step, there are no gradients, and the next step may follow.
+  /// any rank is not finite, if no rank has a loss term, if ranks pass different numbers of
+  /// micro-batches or different settings to their optimizers, or if ranks of one data index, which
+  /// share the work, pass different micro-batches. Parameters and optimizer states are then as
+  /// before the step, there are no gradients, and the next step may follow.
   ///
   /// With a loss scale, all ranks skip the step if a gradient is infinite or NaN on any rank:
   /// parameters, optimizer states and step counts stay, and the scale is halved. If it is 1
@@ -75,23 +76,25 @@ class Trainer {
   /// Adds the time since the last call to a phase of the step.
   using EndOfPhase = std::function<void(double PhaseSeconds::*)>;
 
-  /// Forward and backward of all micro-batches, and the reduction. Returns their losses.
+  /// Forward and backward of all micro-batches, and the reduction. Returns their losses; zeros in
+  /// stages of a pipeline but the last.
   virtual std::vector<double> run_micro_batches(const std::vector<data::Batch>& micro_batches,
                                                 double all_terms, const EndOfPhase& end_of);
   /// The same without backward.
   virtual std::vector<double> run_forward(const std::vector<data::Batch>& batches);
   /// After the update.
   virtual void sync_parameters() { strategy_.sync_parameters(); }
-  /// The loss terms of all ranks; checks that they have the same number of batches.
-  virtual double count_terms(const std::vector<data::Batch>& batches);
+  /// Throws zero::Error if a batch does not fit the model, where the model would not.
+  virtual void check_batch(const data::Batch& batch) const {}
 
   Strategy& strategy() { return strategy_; }
   Step& step_of_all() { return step_; }
 
  private:
   at::Tensor forward(const data::Batch& batch);
-  double mean_loss(const std::vector<double>& losses, const std::vector<data::Batch>& batches,
-                   double all_terms);
+  double count_terms(const std::vector<data::Batch>& batches);
+  static Step::Losses of_step(std::vector<double> losses, const std::vector<data::Batch>& batches,
+                              double all_terms);
 
   Strategy& strategy_;
   Step step_;
