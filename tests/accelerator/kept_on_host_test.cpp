@@ -15,6 +15,7 @@
 #include <tests/support/accelerator/pinned_memory.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/same_bits.hpp>
+#include <tools/plan/offload.hpp>
 #include <zero/engine/engine.hpp>
 
 #include "llama_on.hpp"
@@ -163,12 +164,13 @@ TEST(CheckpointsOnHostResidency, IsTwoInputsHoweverManyLayers) {
     for (const int layers : {3, 5, 9}) {
       SCOPED_TRACE(layers);
       const Held whole = held_by(layers, false), held = held_by(layers, true);
+      const plan::InputsOnHost formula = plan::inputs_on_host(layers, kInput);
       EXPECT_EQ(whole.between, layers * kInput);  // all but the first layer's, and the output
       EXPECT_EQ(held.between, 2 * kInput);        // the last layer's, and the output
-      EXPECT_EQ(held.host_between, layers * kInput);
+      EXPECT_EQ(held.host_between, formula.host);
       EXPECT_EQ(whole.host_between, 0);
       // When the last layer runs again.
-      EXPECT_EQ(whole.peak - held.peak, (layers - 1 - 2) * kInput);
+      EXPECT_EQ(whole.peak - held.peak, (layers - 1) * kInput - formula.device);
     }
   });
 }
@@ -194,7 +196,7 @@ TEST(CheckpointsOnHostBus, AllInputsGoOutAndAllButTheLastComeBack) {
       chain->forward(x).square().sum().backward();
       at::clearCallbacks();
       EXPECT_EQ(to_host, layers * Chain::kBytes);
-      EXPECT_EQ(to_device, (layers - 1) * Chain::kBytes);
+      EXPECT_EQ(to_host + to_device, plan::inputs_on_host(layers, Chain::kBytes).bus);
     }
   });
 }

@@ -9,6 +9,9 @@
 //
 //     race disk      the same for a tile of optimizer states that is read from a file
 //
+//     race shard_read, race shard_write    the same for a shard of parameters that is read from a
+//                    file, and for one that is written
+//
 //     race beside    another thread trains models of its own meanwhile: silent, and the same bits
 //
 //     race within    the other thread runs a unit of the first thread's model, too
@@ -29,11 +32,11 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include <05_prefetch_overlap/overlap.hpp>
@@ -150,17 +153,25 @@ void move_bytes(volatile unsigned char* to, const volatile unsigned char* from, 
   for (std::size_t i = 0; i < size; ++i) to[i] = from[i];
 }
 
-/// A disk with random delays, whose transfers ThreadSanitizer sees.
+/// What ends before its bytes have moved.
+enum class Broken : std::uint8_t { kNothing, kReads, kWrites };
+
+/// A disk with random delays, whose transfers ThreadSanitizer sees. Each has a thread of its own:
+/// the library's threads (std::async) run inside a call of the C++ library, where it does not look.
 class SlowDisk {
  public:
-  /// A read of one that is `broken` ends before its bytes have come.
-  explicit SlowDisk(bool broken)
+  explicit SlowDisk(Broken broken)
       : disk_([this, broken](const Transfer& transfer) -> ssize_t {
           ::usleep(static_cast<unsigned>(++transfers_) * 7919 % 100);
-          if (!broken || transfer.writes) return move(transfer);
+          const auto done = std::make_shared<std::atomic<ssize_t>>(0);
+          std::thread thread([done, transfer] { *done = move(transfer); });
+          if (broken != (transfer.writes ? Broken::kWrites : Broken::kReads)) {
+            thread.join();
+            return *done;
+          }
           {
             const std::lock_guard lock(mutex_);
-            late_.emplace_back([transfer] { move(transfer); });
+            late_.push_back(std::move(thread));
           }
           ::usleep(500);  // orders nothing
           return static_cast<ssize_t>(transfer.bytes);
@@ -203,7 +214,9 @@ class TwinBackend final : public dist::Backend {
       case dist::Operation::kReduceScatter:
         return travel(call, [to = Bytes(output), from = Bytes(input)] {
           // The others' pieces are read, to be sent; this rank's is what stays.
-          for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];
+          for (std::size_t i = from.size / kRanks; i < from.size; ++i) {
+            static_cast<void>(from.data[i]);
+          }
           move_bytes(to.data, from.piece(0), to.size);
         });
       case dist::Operation::kAllGather:
@@ -412,7 +425,10 @@ int run(const std::string& planted) {
   const Other other = planted == "beside"   ? Other::kTrainsItsOwn
                       : planted == "within" ? Other::kUsesThisModel
                                             : Other::kNothing;
-  const SlowDisk disk(planted == "disk");
+  const bool shards_alone = planted.starts_with("shard_");
+  const SlowDisk disk(planted == "disk" || planted == "shard_read" ? Broken::kReads
+                      : planted == "shard_write"                   ? Broken::kWrites
+                                                                   : Broken::kNothing);
   int runs = 0;
   for (int stage = 0; stage <= 3; ++stage) {
     // Twins repeat their own shard: by cut, and by delay.
@@ -422,6 +438,8 @@ int run(const std::string& planted) {
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
       const bool is_late = seed % 4 == 1;
+      const bool in_files = stage == 3 && seed >= 4 && !is_late;
+      if (shards_alone && !in_files) continue;
       const std::vector key{bucket, whole_below, std::int64_t{is_late}};
       const bool is_first = expected.count(key) == 0;
       dist::Communicator communicator(twins(seed + 1, broken));
@@ -431,11 +449,13 @@ int run(const std::string& planted) {
                                  .in_flight_bytes = 1 << (seed + 6),
                                  .lookahead = lookahead,
                                  .whole_below = whole_below,
-                                 .offload = seed % 4 == 3 ? "/tmp"
-                                            : is_late     ? "host"
-                                                          : "none",
+                                 .offload = shards_alone    ? "none"
+                                            : seed % 4 == 3 ? "/tmp"
+                                            : is_late       ? "host"
+                                                            : "none",
                                  .offload_tile_bytes = 1,
-                                 .offload_delay_after = is_late ? 1 : optim::kNoDelay},
+                                 .offload_delay_after = is_late ? 1 : optim::kNoDelay,
+                                 .offload_parameters = in_files ? "/tmp" : "none"},
                                 is_first ? Other::kNothing : other);
       const double first = expected.emplace(key, loss).first->second;
       if (loss != first && broken == nullptr) {
@@ -453,7 +473,8 @@ int run(const std::string& planted) {
 }  // namespace zero::testing
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> known = {"none", "gather", "reduce", "disk", "beside", "within"};
+  const std::vector<std::string> known = {"none",       "gather",      "reduce", "disk",
+                                          "shard_read", "shard_write", "beside", "within"};
   const std::string planted = argc == 2 ? argv[1] : "";
   if (std::ranges::find(known, planted) == known.end()) {
     fmt::print(stderr, "usage: {} {}\n", argv[0], fmt::join(known, "|"));
@@ -462,7 +483,7 @@ int main(int argc, char** argv) {
   zero::memory::install();
   try {
     return zero::testing::run(planted);
-  } catch (const zero::Error& error) {  // of a tile that has not come yet
+  } catch (const zero::Error& error) {  // of bytes that have not come yet
     fmt::print(stderr, "{}\n", error.what());
     return 1;
   }

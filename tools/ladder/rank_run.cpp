@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 
+#include <05_prefetch_overlap/overlap.hpp>
 #include <09_pipeline/pipeline_trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/plots/trace.hpp>
@@ -247,6 +248,15 @@ class RankRun {
     const optim::OffloadTraffic after = optimizer.offload_traffic();
     row["disk_bytes"] =
         after.read_bytes - before.read_bytes + after.written_bytes - before.written_bytes;
+    row["parameter_disk_bytes"] = parameters_moved_;
+  }
+
+  // To files and from them, so far.
+  std::int64_t parameters_moved() const {
+    const auto* const overlap = dynamic_cast<const Overlap*>(strategy_.get());
+    if (overlap == nullptr) return 0;
+    const optim::OffloadTraffic traffic = overlap->parameter_traffic();
+    return traffic.read_bytes + traffic.written_bytes;
   }
 
   // Without bytes, on the device.
@@ -333,6 +343,7 @@ class RankRun {
   bool master_differs(std::size_t index) {
     const at::Tensor mine = strategy_->piece(index).tensor;
     if (!mine.defined()) return false;
+    strategy_->bring_shard(index);
     const auto states = strategy_->optimizer().state(mine);
     const auto master = states.find("master");
     return master != states.end() &&
@@ -395,9 +406,13 @@ class RankRun {
 
   train::StepResult measured_step(const std::vector<data::Batch>& batches) {
     const train::Costs costs = strategy_->costs();
-    return meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
-                          stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
-                          [&] { return trainer_->step(batches); });
+    const std::int64_t moved = parameters_moved();
+    const train::StepResult step =
+        meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
+                       stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
+                       [&] { return trainer_->step(batches); });
+    parameters_moved_ = parameters_moved() - moved;
+    return step;
   }
 
   // With the pictures of it.
@@ -490,6 +505,7 @@ class RankRun {
   std::shared_ptr<nn::Model> model_;
   std::unique_ptr<nn::ParameterSource> values_;
   bool fake_;
+  std::int64_t parameters_moved_ = 0;  // in the last step
   std::unique_ptr<train::Strategy> strategy_;
   std::unique_ptr<train::Trainer> trainer_;
   data::DistributedSampler sampler_;

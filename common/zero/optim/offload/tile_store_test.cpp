@@ -11,14 +11,13 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
-#include <mutex>
-#include <set>
 #include <thread>
 
 #include <tests/support/disk.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/in_process.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tests/support/watched_disk.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/offload/tile_store.hpp>
 
@@ -96,62 +95,13 @@ TEST_F(TileStoreTest, SomeTilesAreUpdatedAndTheOthersStay) {
 
 // ---- who has a buffer when
 
-// Sees every block that moves. Asserts that a block is not read into before its write has ended,
-// and that nothing of the tile moves that is being updated. Delays one hand-over.
-class Watched {
- public:
-  // Delays hand-over `late`: transfers before they begin and after they have ended, in the order in
-  // which they begin; then updates.
-  explicit Watched(int late)
-      : late_(late), disk_([this](const testing::Transfer& t) { return transfer(t); }) {}
-
-  // To be called in an update of this tile.
-  void update(const at::Tensor& bytes, const std::function<void()>& work) {
-    updated_ = bytes.const_data_ptr();
-    delay(handed_over_++);
-    work();
-    updated_ = nullptr;
-  }
-  int hand_overs() const { return handed_over_; }
-
- private:
-  ssize_t transfer(const testing::Transfer& t) {
-    const auto* const updated = static_cast<const char*>(updated_.load());
-    const auto* const data = static_cast<const char*>(t.data);
-    EXPECT_FALSE(updated != nullptr && data >= updated && data < updated + kTile)
-        << "a block moves while its tile is updated";
-    const int before = handed_over_++;
-    note(t.data, /*begins=*/true);
-    delay(before);
-    const ssize_t done = t.as_asked();
-    delay(handed_over_++);
-    note(t.data, /*begins=*/false);
-    return done;
-  }
-  void note(const void* block, bool begins) {
-    const std::lock_guard lock(mutex_);
-    EXPECT_TRUE(begins ? moving_.insert(block).second : moving_.erase(block) > 0)
-        << "a block is written and read at once";
-  }
-  void delay(int hand_over) const {
-    if (hand_over == late_) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-
-  const int late_;
-  std::atomic<int> handed_over_ = 0;
-  std::atomic<const void*> updated_ = nullptr;
-  std::mutex mutex_;
-  std::set<const void*> moving_;
-  testing::Disk disk_;
-};
-
 TEST_F(TileStoreTest, ADelayOfAnyHandOverChangesNothing) {
   TileStore store(options());
   fill(store, 4);
   std::int64_t value = 1;  // of tile 0
   for (int late = -1, hand_overs = 0; late < hand_overs; ++late, ++value) {
     SCOPED_TRACE(late);
-    Watched watched(late);
+    testing::WatchedDisk watched(late);
     store.stream(first_tiles(4), [&](std::size_t tile, const at::Tensor& bytes) {
       watched.update(bytes, [&] {
         const auto used = bytes.narrow(0, 0, tile < 3 ? kTile : kOdd);
