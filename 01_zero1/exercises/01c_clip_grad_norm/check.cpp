@@ -57,9 +57,9 @@ std::vector<float> large_gradient() {
   return parts;
 }
 
-// Its gradient tells in which order squares were added. Those of the first parameter add up to the
-// square of a number that lies halfway between two floats. Those of each other add up to half of
-// what a double of that size can tell apart: one after the other they vanish, together they do not.
+// Its gradient tells whether sums of squares were rounded on the way. Those of the first parameter
+// add up to the square of a number that lies halfway between two floats. Those of each other add up
+// to half of what a double of that size can tell apart: added to it in double they vanish.
 class Halfway : public zero::nn::Model {
  public:
   Halfway() {
@@ -134,7 +134,7 @@ bool differs(double number, double right, double tolerance) {
 std::string explain_norm(double norm, double right, int ranks, double tolerance) {
   if (norm == 0) return "the norm is 0: nothing has been added up";
   const std::string begin = fmt::format("the norm is {} and DDP's is {}: ", norm, right);
-  if (tolerance == 0) return begin + "squares were added in another order, or not in double";
+  if (tolerance == 0) return begin + "a sum of squares was rounded on the way, or is not in double";
   if (!differs(norm * std::sqrt(ranks), right, tolerance))
     return begin + "the squares are averaged";
   return begin + (norm < right ? "too small, so gradients that a rank owns are left out"

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include <zero/optim/norm.hpp>
+#include <zero/optim/wide_sum.hpp>
 
 namespace zero::optim {
 namespace {
@@ -88,7 +89,9 @@ std::vector<double> largest_magnitudes(const std::vector<at::Tensor>& tensors) {
 }
 
 double norm_from_squares(const std::vector<double>& squares) {
-  return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+  WideSum sum;
+  for (const double square : squares) sum.add(square);
+  return std::sqrt(sum.rounded());
 }
 
 float clip_coefficient(float norm, double max_norm) {

@@ -18,8 +18,8 @@ std::vector<double> squared_norms(const std::vector<at::Tensor>& tensors);
 /// NaN if one is NaN. Types, devices and waits as in squared_norms().
 std::vector<double> largest_magnitudes(const std::vector<at::Tensor>& tensors);
 
-/// The L2 norm of a gradient whose parts have these squared norms (in parameter order, the same on
-/// all ranks), in double. A caller that needs a float rounds it once.
+/// The L2 norm of a gradient whose parts have these squared norms, in double. They are added as a
+/// WideSum, so that their order does not count. A caller that needs a float rounds it once.
 double norm_from_squares(const std::vector<double>& squares);
 
 /// The factor that limits the norm to `max_norm`: 1 if it is within the limit, max_norm / (norm +

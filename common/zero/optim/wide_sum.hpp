@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <cmath>
 #include <vector>
 
 namespace zero::optim {
@@ -27,7 +28,8 @@ class WideSum {
 
   double high() const { return high_; }
   double low() const { return low_; }
-  double rounded() const { return high_ + low_; }
+  /// Infinite or NaN if a sum on the way was.
+  double rounded() const { return std::isfinite(high_) ? high_ + low_ : high_; }
 
  private:
   double high_ = 0;
