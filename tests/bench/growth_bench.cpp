@@ -189,23 +189,24 @@ Points over_parameters(const Settings& settings) {
 }
 
 // The slope of a line through the logarithms, by least squares. Without size 1: a rank alone has
-// nobody to wait for or to send to.
-double exponent(const Points& points, const std::string& figure) {
+// nobody to wait for or to send to. What each rank tells all others grows with the others, N-1.
+double exponent(const Points& points, const std::string& figure, bool over_ranks) {
+  const double self = over_ranks && figure == "control_bytes" ? 1 : 0;
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [size, figures] : points) {
     if (size <= 1) continue;
-    const double a = std::log(size), b = std::log(figures.at(figure));
+    const double a = std::log(size - self), b = std::log(figures.at(figure));
     n += 1, x += a, y += b, xx += a * a, xy += a * b;
   }
   return (n * xy - x * y) / (n * xx - x * x);
 }
 
-Measured measure(const std::string& figure, const Points& points) {
+Measured measure(const std::string& figure, const Points& points, bool over_ranks) {
   Measured measured{{points.back().figures.at(figure.ends_with("_s") ? figure : "step_s")}};
   for (const auto& [size, figures] : points) {
     measured.counters[fmt::format("value{}", measured.counters.size() + 1)] = figures.at(figure);
   }
-  measured.counters["exponent"] = exponent(points, figure);
+  measured.counters["exponent"] = exponent(points, figure, over_ranks);
   if (figure.ends_with("_bytes") && measured.counters["exponent"] > kLinear) {
     throw Error(fmt::format("{} grows with the power {:.2f}, not 1 or less", figure,
                             measured.counters["exponent"]));
@@ -243,7 +244,7 @@ int run_growth(int argc, char** argv) {
       for (const std::string& figure : figures) {
         add(fmt::format("growth/{}/{}", axis.name, figure), [=, &settings] {
           if (points->empty()) *points = axis.points(settings);
-          return measure(figure, *points);
+          return measure(figure, *points, axis.points == over_ranks);
         });
       }
     }
