@@ -151,7 +151,7 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
       const std::int64_t alternating = peak_of_activations(axes, tied, kOneForwardOneBackward, 12);
       EXPECT_GT(each, 0);
       EXPECT_GE(gpipe, 12 * each);
-      // Does not grow but for the losses, which the last stage reads at the end of the step.
+      // Grows by nothing except the losses: the last stage keeps them until the end of the step.
       EXPECT_EQ(alternating + (place == 1 ? 4 * 4 : 0),
                 peak_of_activations(axes, tied, kOneForwardOneBackward, 16));
       const std::int64_t rows = 2 * 7;

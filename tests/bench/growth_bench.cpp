@@ -189,9 +189,10 @@ Points over_parameters(const Settings& settings) {
 }
 
 // The slope of a line through the logarithms, by least squares. Without size 1: a rank alone has
-// nobody to wait for or to send to. What each rank tells all others grows with the others, N-1.
-double exponent(const Points& points, const std::string& figure, bool over_ranks) {
-  const double self = over_ranks && figure == "control_bytes" ? 1 : 0;
+// nobody to wait for or to send to. Control bytes go to each of the other
+// N-1 ranks, so they are compared with that number.
+double exponent(const Points& points, const std::string& figure, bool is_of_ranks) {
+  const double self = is_of_ranks && figure == "control_bytes" ? 1 : 0;
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [size, figures] : points) {
     if (size <= 1) continue;
@@ -201,12 +202,12 @@ double exponent(const Points& points, const std::string& figure, bool over_ranks
   return (n * xy - x * y) / (n * xx - x * x);
 }
 
-Measured measure(const std::string& figure, const Points& points, bool over_ranks) {
+Measured measure(const std::string& figure, const Points& points, bool is_of_ranks) {
   Measured measured{{points.back().figures.at(figure.ends_with("_s") ? figure : "step_s")}};
   for (const auto& [size, figures] : points) {
     measured.counters[fmt::format("value{}", measured.counters.size() + 1)] = figures.at(figure);
   }
-  measured.counters["exponent"] = exponent(points, figure, over_ranks);
+  measured.counters["exponent"] = exponent(points, figure, is_of_ranks);
   if (figure.ends_with("_bytes") && measured.counters["exponent"] > kLinear) {
     throw Error(fmt::format("{} grows with the power {:.2f}, not 1 or less", figure,
                             measured.counters["exponent"]));

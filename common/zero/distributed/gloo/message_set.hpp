@@ -22,8 +22,8 @@ struct GlooLinks {
   /// Held while a message is started: a communicator may have two threads that do.
   mutable std::mutex starting{};
 
-  /// Closes all connections: an error for whoever waits for a message from this rank or to it, here
-  /// and on the other ranks.
+  /// Closes all connections. Then every wait for a message between this rank and another ends with
+  /// an error, on both of them.
   void close() const;
 };
 
