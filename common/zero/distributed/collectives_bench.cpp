@@ -257,7 +257,7 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
     if (!rotates) continue;
     times.copy.push_back(seconds_of([&] {
       const at::Tensor from = set().whole, to = set().whole;
-      copy_around_cache(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+      copy_around_cache(to, from);
     }));
   }
   run_checked(sets.front(), way);

@@ -194,6 +194,14 @@ void copy_around_cache(void* to, const void* from, std::size_t bytes) {
   std::memcpy(target, source, bytes);
 }
 
+void copy_around_cache(at::Tensor to, const at::Tensor& from) {
+  if (!to.is_cpu()) {
+    to.copy_(from);
+    return;
+  }
+  copy_around_cache(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+}
+
 SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            int divisor) {
   switch (output.scalar_type()) {

@@ -29,6 +29,8 @@ SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tenso
 /// memcpy(). Large copies go around the cache: a store into it would first load the line that it
 /// overwrites. They end before it returns, for other processes too.
 void copy_around_cache(void* to, const void* from, std::size_t bytes);
+/// to.copy_(from) of contiguous tensors of one device, dtype and size; on the CPU as above.
+void copy_around_cache(at::Tensor to, const at::Tensor& from);
 
 /// Whether there is no infinity and no NaN in a floating-point tensor. Without scratch memory:
 /// reductions are part of the memory peak.

@@ -17,8 +17,6 @@ namespace {
 
 // Blocks begin at a page; huge pages hold several, or parts of one.
 constexpr std::int64_t kPage = 4096, kHugePage = 2 << 20;
-// Memory kept for later blocks: faulting it in again costs more than copying into it.
-constexpr std::int64_t kKeptBytes = 256 << 20;
 // MADV_COLLAPSE, which older headers do not have.
 constexpr int kCollapse = 25;
 
@@ -89,7 +87,9 @@ std::optional<std::int64_t> SharedArena::allocate(std::int64_t bytes) {
   }
   if (offset + needed > size_) return std::nullopt;
   used_.emplace_hint(next, offset, needed);
+  most_held_ = std::max(most_held_, held_ += needed);
   make_present(offset, offset + needed);
+  limit_unused();
   return offset;
 }
 
@@ -108,10 +108,11 @@ void SharedArena::free(std::int64_t offset) {
   std::int64_t from = offset / kHugePage * kHugePage, to = at::round_up(end, kHugePage);
   if (from < gap) from += kHugePage;
   if (to > gap_end) to -= kHugePage;
+  held_ -= block->second;
   used_.erase(block);
   if (from >= to) return;
   for (std::int64_t at = from; at < to; at += kHugePage) unused_.insert(at);
-  if (static_cast<std::int64_t>(unused_.size()) * kHugePage > kKeptBytes) give_back(from, to);
+  limit_unused();
 }
 
 // Caller holds the mutex. Collapsing needs a page table, which the first byte makes, and no more:
@@ -132,12 +133,17 @@ void SharedArena::make_present(std::int64_t begin, std::int64_t end) {
   }
 }
 
-// Caller holds the mutex.
-void SharedArena::give_back(std::int64_t from, std::int64_t to) {
-  // If the file system cannot punch holes, the memory is merely kept.
-  if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, to - from) != 0) return;
-  unused_.erase(unused_.lower_bound(from), unused_.lower_bound(to));
-  std::fill(present_.begin() + from / kHugePage, present_.begin() + to / kHugePage, false);
+// Caller holds the mutex. What is given back costs more to fault in again than to copy into it. The
+// last go first, because allocate() looks for the first gap.
+void SharedArena::limit_unused() {
+  while (static_cast<std::int64_t>(unused_.size()) * kHugePage > most_held_ - held_) {
+    const std::int64_t last = *unused_.rbegin();
+    // If the file system cannot punch holes, the memory is merely kept.
+    if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, last, kHugePage) != 0)
+      return;
+    unused_.erase(last);
+    present_[static_cast<std::size_t>(last / kHugePage)] = false;
+  }
 }
 
 void SharedArena::forget(std::int64_t offset, std::int64_t bytes) const {

@@ -11,8 +11,8 @@
 namespace zero::memory {
 
 /// Memory of one process that the others of its machine can read in place: a file without a name,
-/// which disappears with the last process that maps it, however that ends. It uses as much of the
-/// machine's memory as it holds data at a time, and keeps up to 256 MiB of that for later data.
+/// which disappears with the last process that maps it, however that ends. It keeps freed memory
+/// for later data, so that it uses as much of the machine's memory as it ever held data at a time.
 /// It is on huge pages where the system can make them (MADV_COLLAPSE, Linux 6.1). A forked child
 /// has no access to it.
 class SharedArena {
@@ -58,7 +58,7 @@ class SharedArena {
   /// Maps `file`, which `step` returned.
   SharedArena(const char* step, int file, std::int64_t size, bool writes);
   void make_present(std::int64_t begin, std::int64_t end);
-  void give_back(std::int64_t from, std::int64_t to);
+  void limit_unused();
 
   int file_;
   int process_;
@@ -68,6 +68,7 @@ class SharedArena {
   std::map<std::int64_t, std::int64_t> used_;  // length of the block at each offset
   std::vector<bool> present_;                  // huge pages that have memory behind them
   std::set<std::int64_t> unused_;              // offsets of those that no block uses
+  std::int64_t held_ = 0, most_held_ = 0;      // bytes of the blocks, now and ever
 };
 
 /// The arena in which large blocks of this process lie, those of optimizer states excepted, since

@@ -43,7 +43,7 @@ TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
   }
 }
 
-TEST(SharedArena, KeepsALimitedAmountOfMemory) {
+TEST(SharedArena, KeepsAsMuchMemoryAsItOnceHeld) {
   constexpr std::int64_t kMiB = 1 << 20;
   SharedArena arena;
   const auto fill = [&](std::int64_t bytes) {
@@ -51,19 +51,19 @@ TEST(SharedArena, KeepsALimitedAmountOfMemory) {
     std::memset(arena.at(offset), 1, static_cast<std::size_t>(bytes));
     return offset;
   };
-  for (int round = 0; round < 2; ++round) {
-    SCOPED_TRACE(round);
-    const std::int64_t one = fill(200 * kMiB), two = fill(100 * kMiB), three = fill(2 * kMiB);
-    EXPECT_EQ(bytes_in_memory(arena), 302 * kMiB);
-    arena.free(one);
-    EXPECT_EQ(bytes_in_memory(arena), 302 * kMiB) << "kept";
-    arena.free(two);
-    EXPECT_EQ(bytes_in_memory(arena), 202 * kMiB) << "given back";
-    EXPECT_EQ(fill(200 * kMiB), one) << "the same memory";
-    EXPECT_EQ(bytes_in_memory(arena), 202 * kMiB);
-    arena.free(one);
-    arena.free(three);
-  }
+  const std::int64_t one = fill(300 * kMiB), between = fill(2 * kMiB), two = fill(100 * kMiB);
+  EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB);
+  arena.free(one);
+  arena.free(two);
+  EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB) << "kept: it once held as much";
+  EXPECT_EQ(fill(300 * kMiB), one) << "the same memory";
+  EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB);
+  arena.free(one);
+  const std::int64_t larger = fill(350 * kMiB);
+  EXPECT_GT(larger, between) << "behind the gap, which is too small";
+  EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB) << "250 MiB of the gap are given back";
+  arena.free(larger);
+  EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB) << "kept again";
   EXPECT_FALSE(arena.allocate(std::int64_t{1} << 50));
   EXPECT_THROW(SharedArena(::getpid(), /*file=*/-1), Error);
 }

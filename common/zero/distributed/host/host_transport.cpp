@@ -155,7 +155,7 @@ at::Tensor HostTransport::shared(const Call& call, const at::Tensor& tensor) con
   const auto free = [arena = arena_](void* data) { arena->free(arena->offset_of(data)); };
   const at::Tensor copy = at::from_blob(arena_->at(*offset), tensor.sizes(), free,
                                         tensor.options().requires_grad(false));
-  copy_around_cache(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  copy_around_cache(copy, tensor);
   return copy;
 }
 
@@ -308,7 +308,7 @@ int HostWork::waits_for() const {
 
 void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
   const at::Tensor from = transport_.data_of(peer, ticket_, offset, to);
-  copy_around_cache(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  copy_around_cache(to, from);
   transport_.done_reading(peer, from, *this);
 }
 

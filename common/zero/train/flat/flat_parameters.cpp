@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <zero/distributed/rank_order.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/flat/flat_parameters.hpp>
@@ -238,7 +239,9 @@ void FlatParameters::gather_into_buffer() {
   rounded_ = false;
   for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
     // The part that this rank keeps of a parameter that lies in several shards.
-    if (my_range(m).size > 0 && !uses_shard(m)) mine_of_full(m).copy_(mine_of_shard(shard_, m));
+    if (my_range(m).size > 0 && !uses_shard(m)) {
+      dist::copy_around_cache(mine_of_full(m), mine_of_shard(shard_, m));
+    }
   }
   gathering_ =
       communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
