@@ -8,6 +8,7 @@ Needs root, Linux's namespaces and iproute2. The variable ZERO_PYTHON names a Py
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -68,19 +69,21 @@ class Scene:
     def digest(self, report, modes):
         """The digest of the final weights, which must be the same on all ranks and in all modes."""
         found = {f"{mode['mode']}, rank {rank['rank']}": rank["digest"]
-                 for mode in self.figures(report)["modes"] for rank in mode["ranks"]}
+                 for mode in self.figures(report)["modes"] if mode["mode"] in modes for rank in mode["ranks"]}
         expected = [f"{mode}, rank {rank}" for mode in modes for rank in range(RANKS)]
         if list(found) != expected or len(set(found.values())) != 1:
             raise Failure(f"{report}: one digest is expected for all of {expected}, not {found}")
         return found[expected[0]]
 
-    def check_against_one_host(self, report, modes, steps):
-        """Trains once more, all ranks on one host and without a launcher: to the same weights."""
-        command = self.ladder("one_host.json", modes, steps, "--nproc", RANKS)
+    def check_against_one_host(self, report, modes, steps, *rounded):
+        """Trains once more, all ranks on one host and without a launcher: to the same weights, which all
+        `modes` have; each of `rounded` has others."""
+        command = self.ladder("one_host.json", [*modes, *rounded], steps, "--nproc", RANKS)
         self.start("one host", command).succeed()
-        several, one = self.digest(report, modes), self.digest("one_host.json", modes)
-        if several != one:
-            raise Failure(f"the digest of the final weights is {several}, and {one} on one host")
+        for alike in [modes, *([mode] for mode in rounded)]:
+            several, one = self.digest(report, alike), self.digest("one_host.json", alike)
+            if several != one:
+                raise Failure(f"{alike}: the digest of the final weights is {several}, and {one} on one host")
 
     def check_wire(self, network, report):
         """Every host has sent a copy of the weights a step at least, or they went another way."""
@@ -133,23 +136,27 @@ def train_on(hosts):
 
 def check_bytes_of_hosts(network, figures, copies):
     """Each of two hosts of two ranks has sent so many copies of the weights in each step, by account of
-    its ranks and of the switch, and next to nothing to itself by TCP."""
+    its ranks and of the switch, and next to nothing to itself by TCP. `copies`: of modes that come first."""
     weights = figures["parameter_bytes"]
-    for host, number, in_a_step in zip(network.hosts, (0, 1), copies):
-        expected = in_a_step * weights
-        # Host 0 sends the first values, too.
-        counted = expected * GROUP_STEPS + (weights if number == 0 else 0)
-        ranks = figures["modes"][0]["ranks"][2 * number:][:2]
-        by_ranks = sum(rank["sent_between_hosts_bytes"] for rank in ranks)
-        # Padding, and what ranks tell each other about losses and norms.
-        if not expected <= by_ranks <= 1.05 * expected + 4096:
-            raise Failure(f"the ranks of {host.name} counted {by_ranks} bytes a step, {expected} is the formula")
+    for number, host in enumerate(network.hosts):
+        counted = 0
+        for mode, of_hosts in itertools.zip_longest(figures["modes"], copies):
+            by_ranks = sum(rank["sent_between_hosts_bytes"] for rank in mode["ranks"][2 * number:][:2])
+            # Host 0 sends the first values, too.
+            counted += by_ranks * GROUP_STEPS + (weights if number == 0 else 0)
+            if of_hosts is None:
+                continue
+            expected = of_hosts[number] * weights
+            # Padding, and what ranks tell each other about losses and norms.
+            if not expected <= by_ranks <= 1.05 * expected + 4096:
+                raise Failure(f"{mode['mode']}: the ranks of {host.name} counted {by_ranks} bytes a step, "
+                              f"{expected} is the formula")
         sent, inside = network.bytes_from(host), host.bytes_inside()
         print(f"{host.name} sent {sent / 2**20:.1f} MiB, {counted / 2**20:.1f} MiB without headers, "
               f"and {inside / 2**20:.1f} MiB to itself")
         # Padding, headers, acknowledgements, and what launchers, stores and losses take.
         if not counted <= sent <= 1.25 * counted + (2 << 20):
-            raise Failure(f"{host.name} sent {sent} bytes by network, {counted} is the formula")
+            raise Failure(f"{host.name} sent {sent} bytes by network, its ranks counted {counted}")
         # Several copies a step move inside a host.
         if inside > weights * GROUP_STEPS:
             raise Failure(f"{host.name} sent {inside} bytes to itself by TCP")
@@ -157,15 +164,18 @@ def check_bytes_of_hosts(network, figures, copies):
 
 def train_over_hosts(scene):
     """Each piece goes to another host once, and sums go from host to host."""
-    network, modes = scene.network(2), ["engine1"]
-    command = scene.ladder("several.json", modes, GROUP_STEPS)
+    network, modes, rounded = scene.network(2), ["engine1", "engine3"], "zeropp:group_size=2"
+    command = scene.ladder("several.json", [*modes, rounded], GROUP_STEPS)
     agents = start_torchrun(scene, network, command, ZERO_BETWEEN_HOSTS="hierarchical")
     for agent in agents:
         agent.succeed()
     network.check_empty()
-    # A reduce-scatter: V from the first host, V (R-1)/R from the last. An all-gather: V (R-1)/R.
-    check_bytes_of_hosts(network, scene.figures("several.json"), [1.5, 1])
-    scene.check_against_one_host("several.json", modes, GROUP_STEPS)
+    figures = scene.figures("several.json")
+    # A rank sends (N-1)/N of what is gathered, and of V, which is reduced; stage 3 gathers the root once.
+    gathers = [mode["sent_in_v"] * RANKS / (RANKS - 1) - 1 for mode in figures["modes"][:len(modes)]]
+    # A reduce-scatter: V from the first host, V (R-1)/R from the last. An all-gather: (R-1)/R of it.
+    check_bytes_of_hosts(network, figures, [(1 + in_v / 2, 0.5 + in_v / 2) for in_v in gathers])
+    scene.check_against_one_host("several.json", modes, GROUP_STEPS, rounded)
 
 
 def train_in_groups(scene):
@@ -181,7 +191,7 @@ def train_in_groups(scene):
         agent.succeed()
     network.check_empty()
     # 2 (V/S) (R-1)/R of each of S = 2 ranks.
-    check_bytes_of_hosts(network, scene.figures("groups.json"), [1, 1])
+    check_bytes_of_hosts(network, scene.figures("groups.json"), [(1, 1)])
     # Two groups of two ranks on one host add in the same order.
     command = scene.ladder("one_host.json", ["hsdp3"], GROUP_STEPS, "--shard-size", 2, "--nproc", RANKS)
     scene.start("one host", command).succeed()

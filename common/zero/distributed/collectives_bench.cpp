@@ -1,5 +1,5 @@
-// Collectives by size, with a check of every result: within a host, over TCP, and by what c10d's
-// Gloo offers.   ./run bench collectives
+// Collectives by size, with a check of every result: within a host, over TCP, by what c10d's Gloo
+// offers, and as on two hosts.   ./run bench collectives
 //
 // Bytes are those of the whole tensor: the one that is reduced, or the result of an all-gather. As
 // nccl-tests define them, algbw = bytes / time, and busbw = algbw times the share of the bytes that
@@ -9,8 +9,12 @@
 //
 // Within a host, from 1 MiB on, percent_of_limit says how near the time is to the least that the
 // memory allows: the bytes that the operation has to read and write (memory_traffic()), at the rate
-// at which the same ranks, all at once and in turn with the operation, copy tensors of their own
-// with stores that go around the cache. No tensor is used again before 256 MiB of others were.
+// at which the ranks that do it (workers()), all at once and in turn with the operation, copy
+// tensors of their own with stores that go around the cache. No tensor is used again before 256 MiB
+// of others were.
+//
+// "hierarchical" is the way between hosts that sends each piece once: half of the ranks count as
+// another host, to which they send by TCP. Direct sends between hosts are "tcp".
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
@@ -47,7 +51,8 @@ struct Data {
 // One way to do one collective.
 struct Implementation {
   std::string operation;  // "all_reduce", …
-  std::string name;       // "host", "tcp" (ours), "gloo" (c10d's own), "other" (an alternative)
+  // Ours: "host", "tcp", "hierarchical"; "gloo" (c10d's own), "other" (an alternative).
+  std::string name;
   // Called by all ranks; blocks. all_reduce, reduce to rank 0, broadcast from rank 0: `whole` in
   // place; reduce_scatter: `whole` to `piece`; all_gather: `piece` to `whole`; all_to_all: `whole`
   // to `other`. Sums, no averages.
@@ -171,10 +176,15 @@ bool right(const Data& d, const std::string& operation) {
   return true;
 }
 
+constexpr const char* kBetweenHosts = "hierarchical";
+
 std::vector<Implementation> implementations() {
   std::vector<Implementation> all;
   for (const char* transport : {"host", "tcp"}) {
     for (const auto& [operation, run] : kOurs) all.push_back({operation, transport, run});
+  }
+  for (const auto& [operation, run] : kOurs) {
+    if (operation != "all_to_all") all.push_back({operation, kBetweenHosts, run});
   }
   const auto with_one = [](auto call) {
     return [call](Data& d) {
@@ -219,12 +229,23 @@ std::int64_t memory_traffic(const std::string& operation, std::int64_t bytes, in
   return bytes * 2 * (n - 1);
 }
 
+// Ranks from `first` on that read and write these bytes, while the others wait.
+struct Workers {
+  int first, count;
+  bool has(int rank) const { return rank >= first && rank < first + count; }
+};
+
+Workers workers(const std::string& operation, int n) {
+  if (operation == "broadcast") return {1, n - 1};  // all but the root
+  return {0, operation == "reduce" ? 1 : n};
+}
+
 constexpr std::int64_t kLeastRotated = 1 << 20, kRotated = 256 << 20;
 
 // Seconds of one call in each repetition, on this rank.
 struct Times {
   std::vector<double> operation;
-  std::vector<double> copy;  // of `whole`; of tensors that are rotated
+  std::vector<double> copy;  // of `whole` by each worker; of tensors that are rotated
 };
 
 // Small tensors are sent many times in a row, so that leaving the barrier does not dominate the
@@ -252,12 +273,13 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
   sets.front().whole.zero_();  // sums of sums stay 0
   sets.front().piece.zero_();
   Times times;
+  const bool works = workers(way.operation, ranks.size()).has(ranks.rank());
   for (int i = 0; i < repetitions; ++i) {
     times.operation.push_back(seconds_of([&] { way.run(set()); }));
     if (!rotates) continue;
     times.copy.push_back(seconds_of([&] {
       const at::Tensor from = set().whole, to = set().whole;
-      copy_around_cache(to, from);
+      if (works) copy_around_cache(to, from);
     }));
   }
   run_checked(sets.front(), way);
@@ -275,16 +297,25 @@ struct Settings {
   int repetitions = 7;
 };
 
+std::vector<int> two_hosts(int ranks) {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank / (ranks / 2));
+  return hosts;
+}
+
 bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int64_t bytes,
                                  int repetitions) {
   LaunchOptions options;
   options.world_size = ranks;
-  options.connect.transport = way.name == "host" ? "auto" : "tcp";
+  const bool between_hosts = way.name == kBetweenHosts;
+  options.connect.transport = way.name == "host" || between_hosts ? "auto" : "tcp";
+  if (between_hosts) options.connect.between_hosts = way.name;
   const auto results = bench::on_ranks(options, [&](Communicator& c) -> bench::Json {
     // Not every machine lets ranks read each other's memory.
-    if (way.name == "host" && c.transport().starts_with("TCP")) {
+    if (options.connect.transport == "auto" && c.transport().starts_with("TCP")) {
       return {{"seconds", bench::Json::array()}, {"copy", bench::Json::array()}};
     }
+    if (between_hosts) c.set_hosts(two_hosts(ranks));
     const Times times = measure(c, way, bytes, repetitions);
     return {{"seconds", times.operation}, {"copy", times.copy}};
   });
@@ -296,7 +327,8 @@ bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int6
   const std::vector<double> copies = bench::slowest(results, "copy");
   if (way.name == "host" && !copies.empty()) {
     // The shortest, so that what else runs on the machine counts least.
-    const double rate = 2.0 * ranks * static_cast<double>(bytes) / std::ranges::min(copies);
+    const double copied = 2.0 * workers(way.operation, ranks).count * static_cast<double>(bytes);
+    const double rate = copied / std::ranges::min(copies);
     const auto traffic = static_cast<double>(memory_traffic(way.operation, bytes, ranks));
     measured.counters["percent_of_limit"] =
         100 * traffic / rate / std::ranges::min(measured.seconds);
@@ -321,6 +353,8 @@ int run(int argc, char** argv) {
   return bench::run(argc, argv, options, [&] {
     for (const int n : settings.world_sizes) {
       for (const Implementation& way : implementations()) {
+        // Of two hosts with as many ranks, two or more.
+        if (way.name == kBetweenHosts && (n < 4 || n % 2 != 0)) continue;
         for (std::int64_t kib = 1; kib <= settings.max_kib; kib *= 4) {
           bench::add(fmt::format("{}/{}KiB/ranks:{}/{}", way.operation, kib, n, way.name),
                      [=] { return measure_on_ranks(way, n, kib << 10, settings.repetitions); });

@@ -19,6 +19,7 @@ struct Entry {
 
 std::mutex providers_mutex;
 std::unordered_map<const void*, Entry> providers;  // by tensor; guarded by it
+std::size_t alive = 0;  // how many were left when the others were dropped last; guarded by it
 
 GradientProvider find_provider(const at::Tensor& parameter) {
   const std::lock_guard lock(providers_mutex);
@@ -51,9 +52,13 @@ GradientDestination gradient_destination(const at::Tensor& parameter) {
 
 void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider) {
   const std::lock_guard lock(providers_mutex);
-  std::erase_if(providers, [](const auto& entry) { return entry.second.tensor.expired(); });
   providers.erase(parameter.unsafeGetTensorImpl());
   if (!provider) return;
+  // With each call it would take quadratic time.
+  if (providers.size() > 2 * alive) {
+    std::erase_if(providers, [](const auto& entry) { return entry.second.tensor.expired(); });
+    alive = providers.size();
+  }
   Entry entry{decltype(Entry::tensor)(parameter.getIntrusivePtr()), std::move(provider)};
   providers.emplace(parameter.unsafeGetTensorImpl(), std::move(entry));
 }

@@ -35,7 +35,8 @@ using GradientProvider = std::function<at::Tensor()>;
 
 /// Makes `provider` the source of fresh gradients of `parameter`, in place of an earlier one; an
 /// empty function removes it. Parameters are identified by tensor, not by name, and are not kept
-/// alive. May be called on any thread, but not while a backward pass uses the parameter.
+/// alive; later calls drop providers of parameters that are gone. May be called on any thread, but
+/// not while a backward pass uses the parameter.
 ///
 /// Only the functions of functional.hpp use destinations. A module that uses ordinary autograd
 /// operations on the parameter never calls the provider: autograd makes its gradient.

@@ -1,7 +1,9 @@
-// Our AdamW beside LibTorch's own, one thread.   ./run bench adamw
+// Our AdamW beside LibTorch's own and beside a plain loop that moves as many bytes, one thread.
+//   ./run bench adamw
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
@@ -10,6 +12,7 @@
 
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
 
 namespace zero::optim {
@@ -40,35 +43,56 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& parameters) {
   return all;
 }
 
-template <typename Optimizer>
-std::vector<double> seconds_of(Optimizer& optimizer, int steps) {
-  std::vector<double> seconds;
-  optimizer.step();  // makes the moments
-  for (int i = 0; i < steps; ++i) {
-    const auto started = std::chrono::steady_clock::now();
-    optimizer.step();
-    const auto time = std::chrono::steady_clock::now() - started;
-    seconds.push_back(std::chrono::duration<double>(time).count());
+double seconds_of(const std::function<void()>& work) {
+  const auto started = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+// Reads four arrays and writes three, as AdamW does, and computes next to nothing.
+void add_to_three(float* __restrict a, float* __restrict b, float* __restrict c,
+                  const float* __restrict d) {
+  for (std::int64_t i = 0; i < kElements; ++i) {
+    const float value = d[i];
+    a[i] += value, b[i] += value, c[i] += value;
   }
-  return seconds;
 }
 
-bench::Measured with_bandwidth(std::vector<double> seconds, const Settings& settings) {
-  // The least that a step can move: parameter, gradient and two moments are read, all but the
-  // gradient written.
+// Each step is followed by a pass over as many arrays of the same size.
+bench::Measured beside_copy(const Settings& settings, const std::function<void()>& step) {
+  std::vector<std::vector<at::Tensor>> sets(static_cast<std::size_t>(settings.millions));
+  for (auto& set : sets) {
+    for (int i = 0; i < 4; ++i) set.push_back(at::ones({kElements}));
+  }
+  const auto copy = [&] {
+    for (auto& set : sets) {
+      const auto data = [&](std::size_t i) { return set[i].mutable_data_ptr<float>(); };
+      add_to_three(data(0), data(1), data(2), data(3));
+    }
+  };
+  std::vector<double> seconds, copies;
+  step();  // makes the moments
+  for (int i = 0; i < settings.steps; ++i) {
+    seconds.push_back(seconds_of(step));
+    copies.push_back(seconds_of(copy));
+  }
+  // Of parameter, gradient and two moments all are read, and all but the gradient written.
   const double bytes = 7.0 * sizeof(float) * kElements * static_cast<double>(settings.millions);
-  const double time = bench::median(seconds);
-  return {std::move(seconds), {{"gb_per_s", bytes / time / 1e9}}};
+  const double time = bench::median(seconds), copy_time = bench::median(copies);
+  return {std::move(seconds),
+          {{"gb_per_s", bytes / time / 1e9},
+           {"copy_gb_per_s", bytes / copy_time / 1e9},
+           {"of_copy", copy_time / time}}};
 }
 
-std::vector<double> libtorch_seconds(std::vector<at::Tensor> parameters, const AdamWOptions& like,
-                                     int steps) {
+bench::Measured libtorch_beside_copy(const Settings& settings, std::vector<at::Tensor> parameters,
+                                     const AdamWOptions& like) {
   torch::optim::AdamW optimizer(std::move(parameters),
                                 torch::optim::AdamWOptions(like.learning_rate)
                                     .betas({like.beta1, like.beta2})
                                     .eps(like.epsilon)
                                     .weight_decay(like.weight_decay));
-  return seconds_of(optimizer, steps);
+  return beside_copy(settings, [&] { optimizer.step(); });
 }
 
 bench::Measured ours(const Settings& settings) {
@@ -77,8 +101,8 @@ bench::Measured ours(const Settings& settings) {
   const std::vector<at::Tensor> mine = parameters(settings);
   const std::vector<at::Tensor> theirs = copies(mine);
   const auto optimizer = adamw(options)(mine);
-  bench::Measured measured = with_bandwidth(seconds_of(*optimizer, settings.steps), settings);
-  libtorch_seconds(theirs, options, settings.steps);
+  bench::Measured measured = beside_copy(settings, [&] { optimizer->step(); });
+  libtorch_beside_copy(settings, theirs, options);
   for (std::size_t i = 0; i < mine.size(); ++i) {
     if (!at::allclose(mine[i], theirs[i], /*rtol=*/1e-5, /*atol=*/1e-6)) {
       throw Error(fmt::format("tensor {} is not what torch::optim::AdamW makes of it", i));
@@ -89,12 +113,13 @@ bench::Measured ours(const Settings& settings) {
 
 bench::Measured libtorch(const Settings& settings) {
   at::set_num_threads(1);
-  return with_bandwidth(libtorch_seconds(parameters(settings), {}, settings.steps), settings);
+  return libtorch_beside_copy(settings, parameters(settings), {});
 }
 
 int run(int argc, char** argv) {
+  memory::install();  // huge pages, as in a program that trains
   Settings settings;
-  CLI::App options{"AdamW on one thread, ours beside LibTorch's."};
+  CLI::App options{"AdamW on one thread, ours beside LibTorch's and a plain loop."};
   options.add_option("--millions", settings.millions, "of parameters")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));

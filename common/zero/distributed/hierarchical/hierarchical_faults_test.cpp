@@ -106,7 +106,7 @@ TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
 }
 
 // Large enough to be struck in the middle: many windows in each lane.
-constexpr std::int64_t kLong = 4 << 20;
+constexpr std::int64_t kLong = 3 << 20;
 
 std::vector<std::pair<const char*, std::function<Work(Communicator&)>>> long_operations() {
   const auto whole = [] { return at::ones({kLong}); };
@@ -127,18 +127,20 @@ struct Victim {
   std::atomic<int> pid, errors;
 };
 
-// `signal` strikes the victim before it starts the operation, or when it has. All others end by
-// themselves, with an error that names the operation and a rank; the last of them ends a victim
-// that is stopped, so that nobody waits for it.
+// `signal` strikes the victim before it starts the operation, or when it has. All others of the
+// ranks end by themselves, with an error that names the operation and a rank; the last of them ends
+// a victim that is stopped, so that nobody waits for it.
 void expect_named_errors(const std::function<Work(Communicator&)>& start, int signal, int victim,
-                         bool started) {
+                         bool started, int ranks, int hosts) {
   const BetweenHosts forced("hierarchical");
-  const RankOptions options{.world_size = 4, .timeout = std::chrono::seconds(1)};
+  const RankOptions options{.world_size = ranks, .timeout = ranks * std::chrono::milliseconds(250)};
   void* const memory = ::mmap(nullptr, sizeof(Victim), PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_ANONYMOUS, /*fd=*/-1, /*offset=*/0);
   auto& shared = *new (memory) Victim{};
   std::vector<RankExit> others = ranks_ended(options, [&](Communicator& c) {
-    c.set_hosts({0, 0, 1, 1});
+    std::vector<int> host_of;
+    for (int rank = 0; rank < ranks; ++rank) host_of.push_back(rank * hosts / ranks);
+    c.set_hosts(host_of);
     if (c.rank() == victim) shared.pid = ::getpid();
     c.barrier();
     try {
@@ -148,7 +150,7 @@ void expect_named_errors(const std::function<Work(Communicator&)>& start, int si
       work.wait();
       c.barrier();  // for what is complete without the victim
     } catch (const Error&) {
-      if (++shared.errors == 3) ::kill(shared.pid, SIGKILL);
+      if (++shared.errors == ranks - 1) ::kill(shared.pid, SIGKILL);
       throw;
     }
   });
@@ -156,28 +158,47 @@ void expect_named_errors(const std::function<Work(Communicator&)>& start, int si
   others.erase(others.begin() + victim);
   testing::expect_errors(
       others, ::testing::ContainsRegex("(all_gather|broadcast|reduce|reduce_scatter|all_reduce|"
-                                       "barrier) #.* rank [0-3]"));
+                                       "barrier) #.* rank [0-7]"));
 }
 
-TEST(HierarchicalFaults, AKilledRankIsAnErrorOnAllOthers) {
+void expect_errors_where_one_is_killed(int ranks, int hosts) {
   for (const auto& [name, start] : long_operations()) {
-    for (int victim = 0; victim < 4; ++victim) {
+    for (int victim = 0; victim < ranks; ++victim) {
       for (const bool started : {false, true}) {
-        SCOPED_TRACE(fmt::format("{}, rank {}, {}", name, victim, started ? "started" : "before"));
-        expect_named_errors(start, SIGKILL, victim, started);
+        SCOPED_TRACE(fmt::format("{} on {} hosts, rank {} of {}, {}", name, hosts, victim, ranks,
+                                 started ? "started" : "before"));
+        expect_named_errors(start, SIGKILL, victim, started, ranks, hosts);
       }
     }
   }
 }
 
 // Of each operation another rank: this waits for the time limit.
-TEST(HierarchicalFaults, AStoppedRankIsAnErrorOnAllOthersWhenTimeIsUp) {
+void expect_errors_where_one_is_stopped(int ranks, int hosts) {
   int victim = 0;
   for (const auto& [name, start] : long_operations()) {
-    SCOPED_TRACE(fmt::format("{}, rank {}", name, victim));
-    expect_named_errors(start, SIGSTOP, victim, /*started=*/true);
-    victim = (victim + 1) % 4;
+    for (const bool started : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} on {} hosts, rank {} of {}, {}", name, hosts, victim, ranks,
+                               started ? "started" : "before"));
+      expect_named_errors(start, SIGSTOP, victim, started, ranks, hosts);
+    }
+    victim = (victim + 1) % ranks;
   }
+}
+
+TEST(HierarchicalFaults, AKilledRankIsAnErrorOnAllOthers) {
+  expect_errors_where_one_is_killed(4, 2);
+}
+TEST(HierarchicalFaults, AStoppedRankIsAnErrorOnAllOthersWhenTimeIsUp) {
+  expect_errors_where_one_is_stopped(4, 2);
+}
+TEST(SlowHierarchicalFaults, AreErrorsOnMoreHosts) {
+  expect_errors_where_one_is_killed(6, 3);
+  expect_errors_where_one_is_stopped(6, 3);
+}
+TEST(SlowHierarchicalFaults, AreErrorsOnLargerHosts) {
+  expect_errors_where_one_is_killed(8, 2);
+  expect_errors_where_one_is_stopped(8, 2);
 }
 
 // Rank 2 waits for the other rank of its host, which is its rank 1 there. Those of the other host
