@@ -160,6 +160,28 @@ TEST(DeviceBackend, HoldsWhatItLaunchedIfALaterPartThrows) {
   });
 }
 
+// A parameter that is gathered early arrives while the gradients before it are on their way.
+TEST(DeviceBackend, AGatherDoesNotWaitForAReduction) {
+  const TestFolder folder;
+  on_ranks(2, [&](Communicator& c) {
+    Gate gate;
+    DeviceOptions options = behind(gate);
+    options.group.before = [wait = options.group.before](c10d::OpType type, std::uint64_t number) {
+      if (type == c10d::OpType::_REDUCE_SCATTER_BASE) wait(type, number);
+    };
+    const OverDevice over(c, folder.path(), options);
+    at::Tensor sum = at::zeros({2}), whole = at::zeros({4});
+    Work reducing = c.reduce_scatter(sum, at::ones({4}), Purpose::kGradient, ReduceOp::kSum);
+    c.all_gather(whole, at::ones({2}), Purpose::kParameter).wait();
+    c.synchronize();
+    EXPECT_TRUE(at::equal(whole, at::ones({4})));
+    gate.open();
+    reducing.wait();
+    c.synchronize();
+    EXPECT_TRUE(at::equal(sum, at::full({2}, 2.0)));
+  });
+}
+
 // Each rank sends before it receives, more than any link takes in advance.
 TEST(DeviceBackend, RanksMaySendToEachOtherBeforeTheyReceive) {
   const TestFolder folder;

@@ -14,10 +14,12 @@
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/split_run.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
 
 #include "toy_on.hpp"
 
@@ -93,7 +95,10 @@ StepCost of_plain_module(dist::Communicator& communicator, const nn::LlamaConfig
 StepCost of_engine(dist::Communicator& communicator, const nn::LlamaConfig& config,
                    const EngineConfig& engine_config, std::size_t& units) {
   const auto model = model_on_device(config);
-  Engine engine(*model, communicator, optim::adamw(), engine_config);
+  const auto adamw = optim::adamw();
+  Engine engine(*model, communicator,
+                config.dtype == at::kFloat ? adamw : optim::with_master_weights(adamw),
+                engine_config);
   engine.on_step([](const StepMetrics& metrics) {
     EXPECT_GT(metrics.loss, 0);
     EXPECT_GT(metrics.gradient_norm, 0);
@@ -144,6 +149,23 @@ TEST_P(StepCosts, AreOneHostWaitFewExchangesAndFewLaunchesMoreThanThePlainModule
   std::ostringstream table;
   table << std::ifstream(folder / "table").rdbuf();
   std::cout << fmt::format("llama-20m, {} rank(s)\n{}", GetParam(), table.str());
+}
+
+TEST_P(StepCosts, AreOneHostWaitWithMasterWeightsAndALossScale) {
+  emulated::on_emulated_ranks({.world_size = GetParam()}, [](dist::Communicator& communicator) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(fmt::format("{}, stage {}", c10::toString(dtype), stage));
+        EngineConfig engine{.overlap = {.stage = stage}, .clip_norm = 0.1};
+        if (dtype == at::kHalf) engine.loss_scale = {.initial = 1024};
+        std::size_t units = 0;
+        const StepCost cost = of_engine(communicator, llama_to_split(dtype), engine, units);
+        EXPECT_EQ(cost.device.host_waits, 1);
+        // Gradients times a loss scale are not shown to the program after backward.
+        EXPECT_EQ(cost.exchanges, stage == 0 && dtype == at::kBFloat16 ? 4 : 3);
+      }
+    }
+  });
 }
 
 // Also where gradients are quantized piece by piece, and in the trainer.

@@ -8,6 +8,7 @@
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/split_engine.hpp>
+#include <zero/distributed/agreement.hpp>
 
 namespace zero::testing {
 namespace {
@@ -64,6 +65,25 @@ TEST(OnATensorAxis, RanksWithALossOfTheirOwnAreNamedByTheirNumbersInTheWorld) {
   });
 }
 
+// What the other rank of the tensor axis says does not count a second time.
+TEST(OnATensorAxis, MetricsAreThoseOfTheTrainer) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const TwoAxes axes(communicator, 2);
+    SplitRun trained(axes.mesh, {.sequence = true, .trainer = {.clip_norm = 1e9}});
+    const train::StepResult expected = trained.step(0);
+    for (const int stage : kStages) {
+      SCOPED_TRACE(stage);
+      SplitEngine run(axes, stage);
+      StepMetrics metrics;
+      run.engine.on_step([&](const StepMetrics& of_step) { metrics = of_step; });
+      run.step(0);
+      EXPECT_EQ(metrics.loss_terms, 32);  // 16 on each rank of the data axis
+      EXPECT_EQ(metrics.loss, expected.loss);
+      EXPECT_FLOAT_EQ(metrics.gradient_norm, expected.gradient_norm);
+    }
+  });
+}
+
 // An engine over one stage of a pipeline. Its neighbours' tensors are made up.
 struct StageEngine {
   StageEngine(const ThreeAxes& axes, int stage_of_zero)
@@ -104,6 +124,25 @@ TEST(OnAPipelineAxis, WhatIsWrongOnOneOfItsRanksIsAnErrorOnAll) {
       run.engine.backward(loss);
       EXPECT_TRUE(run.engine.step());
       EXPECT_TRUE(run.step(1));
+    }
+  });
+}
+
+// Whatever the stage before it has in place of a loss.
+TEST(OnAPipelineAxis, TheLossIsThatOfTheLastStage) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const ThreeAxes axes(communicator, 2);
+    for (const int stage : kStages) {
+      SCOPED_TRACE(stage);
+      StageEngine run(axes, stage);
+      StepMetrics metrics;
+      run.engine.on_step([&](const StepMetrics& of_step) { metrics = of_step; });
+      const at::Tensor loss = run.forward(0);
+      run.engine.backward(axes.pipeline->rank() == 1 ? loss : loss + 1);
+      EXPECT_TRUE(run.engine.step());
+      const auto all = dist::all_gather_scalars(communicator, {loss.item<double>()});
+      EXPECT_DOUBLE_EQ(metrics.loss, (all[1] + all[3]) / 2);
+      EXPECT_EQ(metrics.loss_terms, 28);  // 14 on each rank of the data axis
     }
   });
 }

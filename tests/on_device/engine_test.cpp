@@ -159,17 +159,18 @@ TEST_P(EngineOn, AGradientThatIsNotFiniteIsNamedBehindOnesThatNobodyUsed) {
   on_each_rank([](Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
-      torch::nn::Linear unused(3, 3), used(3, 3);
-      torch::nn::Module both;
-      both.register_module("unused", unused);
-      both.register_module("used", used);
-      both.to(device());
-      Engine engine(both, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      torch::nn::Linear unused(3, 3), used(3, 3), after(3, 3);
+      torch::nn::Module all;
+      all.register_module("unused", unused);
+      all.register_module("used", used);
+      all.register_module("after", after);
+      all.to(device());
+      Engine engine(all, communicator, optim::adamw(), {.overlap = {.stage = stage}});
       engine.strategy().passes().observe_gradients([](std::size_t i, const at::Tensor& gradient) {
         if (i == 2) gradient.detach().fill_(std::numeric_limits<double>::infinity());
       });
       const at::Tensor x = at::ones({2, 3}).to(device());
-      engine.backward(engine.forward([&] { return used->forward(x).sum(); }));
+      engine.backward(engine.forward([&] { return after->forward(used->forward(x)).sum(); }));
       expect_error([&] { engine.step(); }, {"the gradient of 'used.weight' is infinite or NaN on"});
     }
   });

@@ -7,8 +7,8 @@
 
 namespace zero::nn {
 
-/// The autocast settings of this thread at construction; restore() sets them again. For CPU and
-/// CUDA.
+/// The autocast settings of this thread at construction; restore() sets them again. For
+/// all devices.
 class AutocastState {
  public:
   AutocastState() {
@@ -30,10 +30,10 @@ class AutocastState {
   }
 
  private:
-  static constexpr std::array<at::DeviceType, 2> kDevices = {at::kCPU, at::kCUDA};
+  static constexpr const auto& kDevices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
 
-  std::array<bool, 2> enabled_{};
-  std::array<at::ScalarType, 2> dtype_{};
+  std::array<bool, kDevices.size()> enabled_{};
+  std::array<at::ScalarType, kDevices.size()> dtype_{};
   bool cache_ = true;
 };
 

@@ -192,20 +192,26 @@ TEST(ActivationCheckpoint, RunsAgainUnderTheSameAutocast) {
   const at::Tensor x = random({4, 6}, 3, /*gradient=*/true, at::kFloat);
   const at::Tensor weight = random({6, 6}, 1, /*gradient=*/true, at::kFloat);
   std::vector<at::ScalarType> types;
+  std::vector<bool> on_other_devices;
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
   at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_enabled(at::kPrivateUse1, true);
   const at::Tensor y = checkpoint(
       [&](const std::vector<at::Tensor>& inputs) {
         const at::Tensor product = inputs.front().matmul(weight);
         types.push_back(product.scalar_type());
+        on_other_devices.push_back(at::autocast::is_autocast_enabled(at::kPrivateUse1));
         return product;
       },
       {x});
   at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::set_autocast_enabled(at::kPrivateUse1, false);
   y.sum().backward();
   EXPECT_THAT(types, ElementsAre(at::kBFloat16, at::kBFloat16));
+  EXPECT_THAT(on_other_devices, ElementsAre(true, true));
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kPrivateUse1));
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
 }
 

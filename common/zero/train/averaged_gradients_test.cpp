@@ -5,11 +5,13 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
+#include <zero/distributed/statement.hpp>
 #include <zero/train/averaged_gradients.hpp>
 
 namespace zero::train {
 namespace {
 
+using Ask = AveragedGradients::Ask;
 using testing::on_ranks;
 using testing::Toy;
 
@@ -77,6 +79,25 @@ TEST_P(Averaged, GradientsAreClippedByTheNormOfAllRanks) {
   });
 }
 
+// In each rank's sum the second square is below half of the first one's last bit.
+TEST_P(Averaged, TheNormHasBothHalvesOfAllSums) {
+  on_ranks(GetParam(), [](dist::Communicator& ranks) {
+    Averages averages(ranks);
+    averages.reduce(0);
+    const auto rank = static_cast<std::size_t>(ranks.rank());
+    const auto size = static_cast<std::size_t>(ranks.size());
+    averages.grad(rank).flatten()[0].fill_(1);
+    averages.grad(rank + size).flatten()[0].fill_(std::ldexp(1.0, -27));
+    std::vector<double> mine = averages.gradients.report(Ask::kNorm);
+    EXPECT_EQ(mine[1], 1);
+    EXPECT_EQ(mine[2], std::ldexp(1.0, -54));
+    mine[1] = 3;
+    mine[2] = 1;
+    averages.gradients.take(Ask::kNorm, std::vector(size, mine));
+    EXPECT_FLOAT_EQ(averages.gradients.clip(1e9), 2 * std::sqrt(static_cast<float>(size)));
+  });
+}
+
 TEST_P(Averaged, GradientsOfMicroBatchesAddUpOutOfReachOfBackward) {
   on_ranks(GetParam(), [](dist::Communicator& ranks) {
     Averages averages(ranks, /*adds_averages=*/true);
@@ -99,6 +120,9 @@ TEST_P(Averaged, GradientsOfMicroBatchesAddUpOutOfReachOfBackward) {
 TEST_P(Averaged, GradientsThatOverflowLaterAreFound) {
   on_ranks(GetParam(), [](dist::Communicator& ranks) {
     const auto expect_found = [](Averages& averages) {
+      averages.gradients.take(
+          Ask::kFinite,
+          dist::exchange(averages.mesh, {.numbers = averages.gradients.report(Ask::kFinite)}));
       const auto found = averages.gradients.first_nonfinite();
       ASSERT_TRUE(found.has_value());
       EXPECT_EQ(found->parameter, averages.list.parameters[0].name);

@@ -16,7 +16,7 @@ namespace {
 thread_local c10::StreamId current = 0;
 
 // As CUDA's: a pool of streams for each priority, handed out in turn. Stream 0 is the default.
-constexpr c10::StreamId kPool = 8;
+constexpr c10::StreamId kPool = 32;
 
 c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
 

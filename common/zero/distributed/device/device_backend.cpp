@@ -26,16 +26,12 @@ c10::Stream new_stream(at::Device device) {
 }  // namespace
 
 DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
-    : place_(place),
-      transport_(std::move(transport)),
-      gradients_(new_stream(transport_.device)),
-      others_(new_stream(transport_.device)) {
+    : place_(place), transport_(std::move(transport)) {
   // The group takes the device of the tensors; allocations without an index follow the current one.
   c10::impl::VirtualGuardImpl(transport_.device.type()).setDevice(transport_.device);
-  if (place_.size > 1 || transport_.works_alone) groups_[false] = new_group("all");
 }
 
-DeviceGroup DeviceBackend::new_group(const char* name) const {
+DeviceGroup DeviceBackend::new_group(const std::string& name) const {
   StorePtr store = place_.store->store();
   if (store == nullptr) store = c10::make_intrusive<c10d::HashStore>();  // of one rank
   return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), place_.rank,
@@ -46,7 +42,7 @@ DeviceBackend::~DeviceBackend() {
   if (std::uncaught_exceptions() > 0) abort("an exception");
   if (!aborted_.empty()) return;
   try {
-    for (const auto& [down, group] : groups_) group->shutdown();
+    for (const auto& [name, group] : groups_) group->shutdown();
   } catch (const std::exception& error) {
     log_error(fmt::format("rank {}: the connections of {} could not be closed: {}",
                           place_.store->call_log().world_rank(place_.rank), transport_.name,
@@ -104,7 +100,7 @@ Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::T
 void DeviceBackend::abort(const std::string& cause) noexcept {
   if (!aborted_.empty()) return;
   aborted_ = cause;
-  for (const auto& [down, group] : groups_) {
+  for (const auto& [name, group] : groups_) {
     try {
       group->abort();
     } catch (const std::exception& error) {
@@ -125,7 +121,7 @@ void DeviceBackend::fail(const Flight& flight, const std::string& cause) {
 
 std::string DeviceBackend::error_of_groups() const {
   if (!aborted_.empty()) return aborted_;
-  for (const auto& [down, group] : groups_) {
+  for (const auto& [name, group] : groups_) {
     const c10d::ErrorType error = group->getError();
     if (error == c10d::ErrorType::TIMEOUT) return "time limit";
     if (error != c10d::ErrorType::SUCCESS) return "the connection is lost";
@@ -133,25 +129,25 @@ std::string DeviceBackend::error_of_groups() const {
   return "";
 }
 
-bool DeviceBackend::goes_down(const Call& call) const {
-  if (call.operation == Operation::kSend) return call.root < place_.rank;
-  return call.operation == Operation::kRecv && call.root > place_.rank;
+std::string DeviceBackend::group_name(const Call& call) const {
+  const bool sends = call.operation == Operation::kSend;
+  const bool is_message = sends || call.operation == Operation::kRecv;
+  if (is_message) return sends == (call.root < place_.rank) ? "down" : "others";
+  return call.purpose == Purpose::kGradient ? "gradients" : "others";
 }
 
 c10d::Backend& DeviceBackend::group_of(const Call& call) {
-  const bool down = goes_down(call);
-  if (!groups_.contains(down)) groups_[down] = new_group("down");
-  return *groups_.at(down);
+  DeviceGroup& group = groups_[group_name(call)];
+  if (group == nullptr) group = new_group(group_name(call));
+  return *group;
 }
 
 const c10::Stream& DeviceBackend::stream_of(const Call& call) {
-  if (call.operation != Operation::kSend && call.operation != Operation::kRecv) {
-    return call.purpose == Purpose::kGradient ? gradients_ : others_;
-  }
-  const std::pair key(call.root, goes_down(call));
-  const auto found = messages_.find(key);
-  if (found != messages_.end()) return found->second;
-  return messages_.emplace(key, new_stream(transport_.device)).first->second;
+  const bool is_message = call.operation == Operation::kSend || call.operation == Operation::kRecv;
+  const std::pair key(group_name(call), is_message ? call.root : -1);
+  const auto found = streams_.find(key);
+  if (found != streams_.end()) return found->second;
+  return streams_.emplace(key, new_stream(transport_.device)).first->second;
 }
 
 c10::Stream DeviceBackend::current_stream() const {

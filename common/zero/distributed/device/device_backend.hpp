@@ -56,9 +56,11 @@ struct Flight {
 /// begins after earlier work of the calling thread's stream, and wait() orders later work of that
 /// stream behind it.
 ///
-/// A group runs the messages between two ranks one after the other, and a large send waits for its
-/// receive. So messages to lower ranks have a group of their own: once connected, two ranks that
-/// send to each other do not wait for each other's receive.
+/// A group runs its collectives one after the other, on a stream of its own. So gradients have
+/// another group than other collectives: a parameter that is gathered early does not wait for a
+/// reduction. A group also runs the messages between two ranks one after the other, and a large
+/// send waits for its receive. So messages to lower ranks have a group, too: once connected, two
+/// ranks that send to each other do not wait for each other's receive.
 class DeviceBackend final : public Backend {
  public:
   /// Called by all ranks. Makes the transport's device the current one of this thread; the group
@@ -77,7 +79,7 @@ class DeviceBackend final : public Backend {
  private:
   using GroupOperation = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
-  DeviceGroup new_group(const char* name) const;
+  DeviceGroup new_group(const std::string& name) const;
   /// Runs `body`, which calls launch() and tensor operations on `buffers`, on the stream for this
   /// call.
   WorkPtr fly(const Call& call, std::vector<at::Tensor> buffers, const std::function<void()>& body);
@@ -85,8 +87,8 @@ class DeviceBackend final : public Backend {
   /// it.
   void launch(const Call& call, const GroupOperation& operation);
   WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
-  /// Whether this message goes to a lower rank.
-  bool goes_down(const Call& call) const;
+  /// That of the messages to lower ranks, of gradients, or of all others.
+  std::string group_name(const Call& call) const;
   c10d::Backend& group_of(const Call& call);
   const c10::Stream& stream_of(const Call& call);
   c10::Stream current_stream() const;
@@ -101,10 +103,8 @@ class DeviceBackend final : public Backend {
 
   Place place_;
   DeviceTransport transport_;
-  std::map<bool, DeviceGroup> groups_;  // by goes_down(); such messages make theirs
-  c10::Stream gradients_;
-  c10::Stream others_;
-  std::map<std::pair<int, bool>, c10::Stream> messages_;  // by peer and goes_down()
+  std::map<std::string, DeviceGroup> groups_;  // by name; the first call makes each
+  std::map<std::pair<std::string, int>, c10::Stream> streams_;  // by group, and peer of a message
   std::deque<std::shared_ptr<Flight>> flights_;  // not yet seen to be complete, oldest first
   std::string aborted_;                          // why; empty: they are not
 };

@@ -49,11 +49,12 @@ DeviceGroup make_nccl_group(const StorePtr& store, int rank, int size,
                             std::chrono::milliseconds timeout) {
   // When a peer is lost or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
   // so that no stream or host waits forever. It must not end the process: an exception names the
-  // operation. Before it ends the kernels it sleeps, by default for up to 60 s, so that others can
-  // write down what they did; nobody does.
+  // operation. For each failed Work it sleeps first, four times the last of these, whether others
+  // write down meanwhile what they did or not (Watchdog::runLoop()); here nobody does. Nothing else
+  // reads that number then.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
-  ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = timeout;
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);

@@ -18,7 +18,8 @@ namespace zero::dist {
 /// rank that stops while it holds the lock blocks all others forever). There is no network either:
 /// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
 ///
-/// It has no counters: ranks that meet in a folder need none.
+/// It has no counters: ranks that meet in a folder need none, and ProcessGroupNCCL never calls
+/// add().
 ///
 /// A wait for a key ends with zero::Error soon after the launcher has set kFailedKey.
 class FolderStore final : public c10d::Store {
