@@ -85,15 +85,12 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    std::vector<std::pair<at::Tensor, States>> states;  // of parameters that stay
-    for (const OffloadedSlot& slot : slots_)
-      states.emplace_back(slot.parameter, state(slot.parameter));
-    OptimizerAround::replace(with);
-    lay_out_anew();
-    for (const auto& [parameter, of_this] : states) {
-      const OffloadedSlot* slot = slots_.find(parameter);
-      if (slot != nullptr && slot->steps > 0) load_state(parameter, slot->steps, of_this);
+    if (store_->size() > 0) {
+      throw Error(
+          "an optimizer with states on a disk cannot take or forget parameters any more: call "
+          "replace() or narrow() before the first step() and load_state()");
     }
+    OptimizerAround::replace(with);
   }
 
   States state(const at::Tensor& parameter) const override {

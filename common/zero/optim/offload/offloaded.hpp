@@ -30,8 +30,9 @@ namespace zero::optim {
 /// With OffloadOptions::delay_after the host updates on a thread of its own, on the CPU as well.
 /// finish_update(), state(), load_state() and a new learning rate wait for it.
 ///
-/// state() of a disk returns copies. It goes around with_master_weights(). with_weight_average()
-/// may be inside, without a folder.
+/// state() of a disk returns copies; replace() and narrow() come before states are there, else they
+/// throw. It goes around with_master_weights(). with_weight_average() may be inside, without a
+/// folder.
 ///
 /// @throws zero::Error if the folder cannot be written to, and with one for another optimizer than
 /// adamw(), with or without with_master_weights().
