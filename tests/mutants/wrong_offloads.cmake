@@ -29,7 +29,7 @@ zero_add_wrong_offload(read_not_waited_for
 ")
 zero_add_wrong_offload(write_dropped "start(i == 0 ? kNone : i - 1, i + 1);" "start(kNone, i + 1);")
 zero_add_wrong_offload(committed_before_the_last_tile
-  "slot.stale = slot.steps > 0 || slot.parameter.grad().defined();" "slot.stale = false;")
+  "slot.pieces.clear();" "slot.steps = 0, slot.pieces.clear();")
 zero_add_wrong_offload(stale_checksum "if (write != kNone) tiles_[write] =" "if (write != kNone && !has(write)) tiles_[write] =")
 zero_add_wrong_offload(wrong_tile_at_the_end
   "start(tiles.size() - 1, tiles.size() + 1);" "start(tiles.size() - 2, tiles.size() + 1);")

@@ -24,8 +24,9 @@ namespace zero::optim {
 /// 2-byte parameter. Each tile is rounded up to 4 KiB.
 ///
 /// Tiles have checksums, and room on the disk is taken before anything is updated. An error in the
-/// middle of a step leaves weights and states in part as before and in part updated. From then on
-/// step() and state() throw, until load_state() has restored every parameter: load a checkpoint.
+/// middle of a step leaves weights in part as before and in part updated, and states are lost. From
+/// then on step() and state() throw, until load_state() has restored every parameter: load a
+/// checkpoint.
 ///
 /// With OffloadOptions::delay_after the host updates on a thread of its own, on the CPU as well.
 /// finish_update(), state(), load_state() and a new learning rate wait for it.

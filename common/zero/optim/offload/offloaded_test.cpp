@@ -329,8 +329,7 @@ TEST(Offloaded, AfterAFailedStepNothingGoesOnUntilAllStatesAreLoaded) {
     expect_error([&] { pair.offloaded->step(); },
                  {folder.path().string(), "tile 2 has other bytes"});
     for (int again = 0; again < 2; ++again) {
-      expect_error([&] { pair.offloaded->step(); },
-                   {"load a checkpoint", "tile 2 has other bytes"});
+      expect_error([&] { pair.offloaded->step(); }, {"load a checkpoint"});
       expect_error([&] { pair.offloaded->state(pair.ours[7]); }, {"load a checkpoint"});
     }
     const at::NoGradGuard no_grad;
@@ -380,7 +379,7 @@ TEST(Offloaded, StatesCountAsLoadedOnlyWhenAllOfThemAreThere) {
       expect_error([&] { pair.offloaded->load_state(pair.ours[7], 1, states); },
                    {folder.path().string(), "could not be written", "No space left"});
     }
-    const std::vector<std::string> says = {"load a checkpoint", "loading its states failed"};
+    const std::vector<std::string> says = {"a load failed: load a checkpoint"};
     expect_error([&] { pair.offloaded->step(); }, says);
     expect_error([&] { pair.offloaded->state(pair.ours[7]); }, says);
     expect_error([&] { pair.offloaded->state_types(pair.ours[7]); }, says);

@@ -237,9 +237,6 @@ void FlatParameterList::begin_read(std::size_t unit) {
   if (brought_ == unit) brought_.reset();
   here->problem.keep([&] { leave_brought(); });
   here->problem.keep([&] { here->file->bring(); });
-  here->problem.keep([&] {
-    for (const std::size_t i : list_.units[unit].parameters) verify_not_lost(i);
-  });
   here->mine = at::full({1}, here->problem.is_there() ? 1 : 0, at::kInt);
   here->all = at::zeros({readers_->size()}, at::kInt);
   here->telling = readers_->all_gather(here->all, here->mine, dist::Purpose::kControl);
@@ -272,32 +269,13 @@ void FlatParameterList::bring_shard(std::size_t index, bool overwrites) {
   brought_ = unit;
   try {
     here->file->bring();
-  } catch (const std::exception& error) {
+  } catch (...) {
     if (!overwrites) {
       here->file->drop();
       throw;
     }
-    why_lost_ = message_of(error);
-    lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
   }
-  if (overwrites) {
-    here->problem.forget();
-    lost_.erase(index);
-  }
-  verify_not_lost(index);
-}
-
-void FlatParameterList::verify_not_lost(std::size_t index) const {
-  if (lost_.contains(index)) throw Error(why_lost_);
-}
-
-void FlatParameterList::lose(const std::string& why) {
-  why_lost_ = why;
-  for (std::size_t unit = 0; unit < files_.size(); ++unit) {
-    if (in_file(unit) == nullptr) continue;
-    if (is_sharded(unit)) files_[unit].file->drop();
-    lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
-  }
+  if (overwrites) here->problem.forget();
 }
 
 void FlatParameterList::update(const std::function<void()>& step) {
