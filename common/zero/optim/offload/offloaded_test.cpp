@@ -344,6 +344,25 @@ TEST(Offloaded, AfterAFailedStepNothingGoesOnUntilAllStatesAreLoaded) {
   }
 }
 
+TEST(Offloaded, AfterAFailedUpdateOnTheHostNothingGoesOnUntilStatesAreLoaded) {
+  const at::Tensor p = random(100, 1);
+  p.mutable_grad() = random(100, 2);
+  const auto optimizer = with_offload(adamw(), {.delay_after = 0})({p});
+  optimizer->step();
+  States states;
+  for (const auto& [name, state] : optimizer->state(p)) states[name] = state.clone();
+  p.add_(1);
+  expect_error([&] { optimizer->step(); }, {"written while its update was late"});
+  for (int again = 0; again < 2; ++again) {
+    expect_error([&] { optimizer->step(); }, {"load a checkpoint"});
+    expect_error([&] { optimizer->finish_update(); }, {"load a checkpoint"});
+  }
+  optimizer->load_state(p, 1, states);
+  optimizer->step();
+  EXPECT_TRUE(optimizer->finish_update());
+  EXPECT_EQ(optimizer->steps(p), 2);
+}
+
 TEST(Offloaded, WhatNeverHadStatesHasNothingToLoadAfterAFailedStep) {
   const TestFolder folder;
   const at::Tensor used = random(3000, 1), frozen = random(3000, 2);
