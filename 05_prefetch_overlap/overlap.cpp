@@ -136,6 +136,7 @@ void Overlap::begin_backward() {
 }
 
 void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
+  verify_weights();  // for a pass that is not forward()
   clock.asks();
   flat_.start_gather(unit);
   // Start them before waiting for this unit: they arrive while it is waited for and while it runs.
@@ -168,6 +169,7 @@ void Overlap::reshard_unit(std::size_t unit) {
 }
 
 void Overlap::gather(std::size_t unit) {
+  verify_weights();
   flat_.wait_gathers();
   flat_.start_gather(unit);
   flat_.finish_gather(unit);
@@ -243,12 +245,7 @@ void Overlap::choose_lookahead_once() {
 void Overlap::update() {
   if (!flat_.is_offloaded()) return Strategy::update();
   const auto clear = c10::make_scope_exit([this] { pool_.clear(); });
-  try {
-    update_on_all_ranks([this] { flat_.update([this] { optimizer().step(); }); });
-  } catch (const std::exception& error) {
-    flat_.lose(message_of(error));  // weights are partly updated
-    throw;
-  }
+  update_on_all_ranks([this] { flat_.update([this] { optimizer().step(); }); });
 }
 
 void Overlap::sync_parameters() {
@@ -272,6 +269,7 @@ train::ParameterShard Overlap::local_shard(std::size_t index) const {
 }
 
 void Overlap::bring_shard(std::size_t index, bool overwrites) {
+  Strategy::bring_shard(index, overwrites);
   flat_.wait_gathers();
   flat_.bring_shard(index, overwrites);
 }

@@ -348,7 +348,14 @@ TEST(OffloadParameterFaults, ADiskThatFailsOnOneRankIsAnErrorOnAllAndNothingIsLo
         }
         ++in_updates;
         run.engine.give_up_step();
-        expect_error([&] { run.forward(2); }, {"load a checkpoint", "rank 1: parameters in"});
+        const std::vector<std::string> what = {"load a checkpoint", "rank 1: parameters in"};
+        expect_error([&] { run.forward(2); }, what);
+        expect_error(
+            [&] {
+              const at::NoGradGuard no_grad;
+              run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(0, 2)); });
+            },
+            what);
         expect_error([&] { run.engine.save(folder / "half"); },
                      {"cannot be saved", "load a checkpoint"});
         EXPECT_TRUE(run.engine.load(folder / "run"));

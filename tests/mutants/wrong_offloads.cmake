@@ -1,8 +1,7 @@
 # Writes wrong_offloads.cpp: for each mutant the library's offload with one line changed, in a namespace of its own.
 set(folder "${PROJECT_SOURCE_DIR}/common/zero/optim/offload")
 set(right "")
-foreach(file block_io.hpp tile_file.hpp tile_store.hpp offloaded.hpp block_io.cpp tile_file.cpp
-        tile_store.cpp offloaded.cpp)
+foreach(file tile_file.hpp tile_store.hpp offloaded.hpp tile_file.cpp tile_store.cpp offloaded.cpp)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${folder}/${file}")
   file(READ "${folder}/${file}" text)
   string(APPEND right "${text}")
@@ -30,8 +29,8 @@ zero_add_wrong_offload(read_not_waited_for
 ")
 zero_add_wrong_offload(write_dropped "start(i == 0 ? kNone : i - 1, i + 1);" "start(kNone, i + 1);")
 zero_add_wrong_offload(committed_before_the_last_tile
-  "slot.stale = slot.steps > 0 || slot.parameter.grad().defined();" "slot.stale = false;")
-zero_add_wrong_offload(stale_checksum "if (to_write > 0) tiles_[write] =" "if (to_write > 0 && !has(write)) tiles_[write] =")
+  "slot.pieces.clear();" "slot.steps = 0, slot.pieces.clear();")
+zero_add_wrong_offload(stale_checksum "if (write != kNone) tiles_[write] =" "if (write != kNone && !has(write)) tiles_[write] =")
 zero_add_wrong_offload(wrong_tile_at_the_end
   "start(tiles.size() - 1, tiles.size() + 1);" "start(tiles.size() - 2, tiles.size() + 1);")
 file(CONFIGURE OUTPUT wrong_offloads.cpp CONTENT "${wrong_offloads}" @ONLY)

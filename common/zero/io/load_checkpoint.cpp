@@ -238,8 +238,8 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
     loader.open_files();
     loader.read_states();
   });
-  run_on_all_ranks(ranks, what + ", the model is partly loaded; discard it",
-                   [&] { loader.put_back(); });
+  strategy.change_on_all_ranks(what + ", the model is partly loaded, load another",
+                               [&] { loader.put_back(); });
   return loader.info();
 }
 

@@ -20,7 +20,7 @@ std::vector<at::Tensor> put_in(Strategy& strategy, const std::vector<at::Tensor>
   std::vector<at::Tensor> before(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (!values[i].defined()) continue;
-    strategy.local_shard(i);  // waits for a gather in flight
+    strategy.bring_shard(i);
     const at::Tensor mine = memory::raw(strategy.piece(i).tensor).view({-1});
     before[i] = mine.clone();
     mine.copy_(values[i]);

@@ -100,6 +100,7 @@ Strategy::~Strategy() = default;
 at::Tensor Strategy::forward(const data::Batch& batch) {
   held_.verify_not_released();
   held_.verify_storages();
+  verify_weights();
   return passes_.forward(batch);
 }
 
@@ -151,7 +152,6 @@ void Strategy::optimizer_step() {
 
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
-  // The rank that fails refuses the next update and the next save, too, and with it all ranks do.
   update_on_all_ranks([this] { optimizer_->step(); });
 }
 
@@ -167,7 +167,22 @@ void Strategy::finish_update() {
 }
 
 void Strategy::update_on_all_ranks(const std::function<void()>& step) {
-  dist::run_on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", step);
+  verify_weights();
+  change_on_all_ranks("the update failed, load a checkpoint", step);
+}
+
+void Strategy::change_on_all_ranks(const std::string& what, const std::function<void()>& change) {
+  try {
+    dist::run_on_all_ranks(mesh_.world(), what, change);
+    failure_.clear();
+  } catch (const std::exception& error) {
+    failure_ = message_of(error);
+    throw;
+  }
+}
+
+void Strategy::verify_weights() const {
+  if (!failure_.empty()) throw Error(failure_);
 }
 
 void Strategy::zero_grad() {
@@ -197,6 +212,7 @@ void Strategy::unshard(std::size_t unit) {
   if (unit >= list_.units.size()) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
+  verify_weights();
   if (!passes_.is_running()) {
     finish_update();
   } else if (optimizer_->may_be_late()) {

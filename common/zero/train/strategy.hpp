@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <zero/data/batch.hpp>
@@ -78,6 +79,12 @@ class Strategy : public Shards, protected PassHooks {
   /// read the newest weights. Called by all ranks; blocks.
   void finish_update();
 
+  /// Calls `change`, which overwrites weights and optimizer states. If it fails on one rank, all
+  /// throw an error that begins with `what`. From then on these are partly changed: forward(),
+  /// updates, unshard() and bring_shard() throw the same error, until a later call has succeeded (a
+  /// checkpoint that is loaded). Called by all ranks; blocks.
+  void change_on_all_ranks(const std::string& what, const std::function<void()>& change);
+
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
   /// (default: yes). False for all micro-batches of a step except the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
@@ -114,9 +121,11 @@ class Strategy : public Shards, protected PassHooks {
   }
   /// Call before the elements of local_shard(index) or piece(index) are read or written: some
   /// stages keep them in a file. They are in memory until the next call, zero_grad(), pass or
-  /// update. With `overwrites` the caller writes all of them; others are wrong then if the disk
-  /// failed. @throws zero::Error if they cannot be read. Acts on this rank alone.
-  virtual void bring_shard(std::size_t /*index*/, bool /*overwrites*/ = false) {}
+  /// update. With `overwrites` the caller writes those of all parameters, in
+  /// change_on_all_ranks(). @throws zero::Error if they cannot be read. Acts on this rank alone.
+  virtual void bring_shard(std::size_t /*index*/, bool overwrites = false) {
+    if (!overwrites) verify_weights();
+  }
   /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
   /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
   /// the stage keeps parameters whole. After a change all ranks call passes().weights_changed().
@@ -173,8 +182,10 @@ class Strategy : public Shards, protected PassHooks {
   virtual void finish_parameters() {}
   /// The part of optimizer_step() that updates, on all ranks or with an error on all.
   virtual void update();
-  /// Calls `step`. If it fails on one rank, all throw.
+  /// Calls `step`; see change_on_all_ranks().
   void update_on_all_ranks(const std::function<void()>& step);
+  /// Throws zero::Error after a change_on_all_ranks() that failed.
+  void verify_weights() const;
   /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root is
   /// gathered once, and other units for each use in forward and once for backward.
   virtual std::int64_t gathers(std::size_t unit) const;
@@ -239,6 +250,7 @@ class Strategy : public Shards, protected PassHooks {
   bool requires_gradient_sync_ = true;
   bool awaits_reduction_ = false;  // backward() began; finish_backward() must reduce its gradients
   std::function<void()> reduce_after_backward_;
+  std::string failure_;  // that has left weights partly changed
   AveragedGradients averaged_;
   HeldModel held_;
   FirstValues first_values_;

@@ -146,15 +146,54 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
   }
 
   void step() override {
-    refuse_after_failure([this] { update_all(); });
+    finish_update();
+    const at::NoGradGuard no_grad;
+    is_partly_updated_ = true;
+    HostSlots due, late;
+    for (HostSlot& slot : slots_) {
+      if (!slot.parameter.grad().defined()) continue;
+      const bool waits = may_be_late() && inner_->steps(slot.held) >= delay_after_;
+      (waits ? late : due).push_back(&slot);
+    }
+    follow_parameters(due);
+    follow_parameters(late);
+    if (averages_) {  // of parameters without a gradient, too
+      follow_parameters(slots_.that([this](const HostSlot& slot) {
+        return !slot.parameter.grad().defined() && !inner_->state_types(slot.held).empty();
+      }));
+    }
+    finish_taking();
+    bus_.wait();
+    bus_.begin();  // what goes back waits for those who read; the host does not
+    const auto end = c10::make_scope_exit([this] { bus_.end(); });
+    // The others make one step of all.
+    const bool in_parts = !inner_->is_offloaded() && !averages_;
+    for (const HostSlots& part : batches_of(due, in_parts ? kParts : 1)) update(part);
+    if (!late.empty()) update_later(late);
+    is_partly_updated_ = false;
   }
 
   bool may_be_late() const override { return delay_after_ != kNoDelay; }
 
   bool finish_update() override {
-    bool was_late = false;
-    refuse_after_failure([&] { was_late = finish_late(); });
-    return was_late;
+    if (is_partly_updated_) throw Error("an update on the host has failed: load a checkpoint");
+    if (late_.empty()) return false;
+    const at::NoGradGuard no_grad;
+    is_partly_updated_ = true;
+    const HostSlots late = std::exchange(late_, {});
+    const auto hide = c10::make_scope_exit([&] { hide_gradients(late); });
+    meanwhile_.get();
+    for (const HostSlot* const slot : late) {
+      if (slot->version == slot->parameter._version()) continue;
+      throw Error(
+          "a parameter was written while its update was late (offload_delay_after): write under "
+          "UnshardedParameters, which waits for it");
+    }
+    bus_.begin();
+    send_back(late);
+    bus_.end();
+    is_partly_updated_ = false;
+    return true;
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
@@ -162,10 +201,6 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
     OptimizerAround::replace(with);
   }
 
-  States state(const at::Tensor& parameter) const override {
-    verify_not_failed();
-    return OptimizerAround::state(parameter);
-  }
   std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
     return inner().state_types(held(parameter));
   }
@@ -195,7 +230,7 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
     for (const auto& [name, state] : states) here[name] = state.cpu();
     OptimizerAround::load_state(parameter, steps, here);
     slots_.find(parameter)->version = HostSlot::kUnknown;
-    failure_.clear();
+    is_partly_updated_ = false;
   }
 
   void set_gradient_scale(double scale) override {
@@ -211,66 +246,6 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
   }
 
  private:
-  // What has failed may have updated some parameters: load_state() makes them whole again.
-  template <typename Function>
-  void refuse_after_failure(const Function& function) {
-    verify_not_failed();
-    try {
-      function();
-    } catch (const std::exception& error) {
-      failure_ = message_of(error);
-      throw;
-    }
-  }
-  void verify_not_failed() const {
-    if (failure_.empty()) return;
-    throw Error("an update on the host has failed: load a checkpoint. The error was: " + failure_);
-  }
-
-  void update_all() {
-    const at::NoGradGuard no_grad;
-    finish_late();
-    HostSlots due, late;
-    for (HostSlot& slot : slots_) {
-      if (!slot.parameter.grad().defined()) continue;
-      const bool waits = may_be_late() && inner_->steps(slot.held) >= delay_after_;
-      (waits ? late : due).push_back(&slot);
-    }
-    follow_parameters(due);
-    follow_parameters(late);
-    if (averages_) {  // of parameters without a gradient, too
-      follow_parameters(slots_.that([this](const HostSlot& slot) {
-        return !slot.parameter.grad().defined() && !inner_->state_types(slot.held).empty();
-      }));
-    }
-    finish_taking();
-    bus_.wait();
-    bus_.begin();  // what goes back waits for those who read; the host does not
-    const auto end = c10::make_scope_exit([this] { bus_.end(); });
-    // The others make one step of all.
-    const bool in_parts = !inner_->is_offloaded() && !averages_;
-    for (const HostSlots& part : batches_of(due, in_parts ? kParts : 1)) update(part);
-    if (!late.empty()) update_later(late);
-  }
-
-  bool finish_late() {
-    if (late_.empty()) return false;
-    const at::NoGradGuard no_grad;
-    const HostSlots late = std::exchange(late_, {});
-    const auto hide = c10::make_scope_exit([&] { hide_gradients(late); });
-    meanwhile_.get();
-    for (const HostSlot* const slot : late) {
-      if (slot->version == slot->parameter._version()) continue;
-      throw Error(
-          "a parameter was written while its update was late (offload_delay_after): write under "
-          "UnshardedParameters, which waits for it");
-    }
-    bus_.begin();
-    send_back(late);
-    bus_.end();
-    return true;
-  }
-
   void take(const HostSlots& slots) {
     if (slots.empty()) return;
     const at::NoGradGuard no_grad;
@@ -352,8 +327,8 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
   std::int64_t to_host_bytes_ = 0;
   std::int64_t to_device_bytes_ = 0;
   std::int64_t delay_after_;
-  bool averages_;  // whether the inner one averages weights
-  std::string failure_;
+  bool averages_;                   // whether the inner one averages weights
+  bool is_partly_updated_ = false;  // in an update, and since one failed until states are loaded
   double gradient_scale_ = 1;
   HostSlots late_;               // what is updated meanwhile
   std::future<void> meanwhile_;  // that update

@@ -38,8 +38,7 @@ struct OffloadedSlot {
   at::Tensor idle;  // without bytes: the same between updates
   std::int64_t steps = 0;
   std::map<std::string, at::ScalarType> kinds = {};  // of its states, once there are
-  std::vector<Piece> pieces = {};                    // once it has a place; one at least
-  bool stale = false;                                // since a step failed
+  std::vector<Piece> pieces = {};                    // of its states; one at least, once there are
 };
 
 OffloadedSlot idle_slot(const at::Tensor& parameter) {
@@ -72,28 +71,21 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     for (const OffloadedSlot& slot : slots_) verify_states(slot);
     try {
       update();
-    } catch (const std::exception& error) {
-      failure_ = message_of(error);
-      // First, because giving up the tiles may fail, too. What never had states has nothing to
-      // load.
-      for (OffloadedSlot& slot : slots_) {
-        slot.stale = slot.steps > 0 || slot.parameter.grad().defined();
-      }
-      lay_out_anew();
+    } catch (...) {  // nobody may go on with what is partly updated
+      for (OffloadedSlot& slot : slots_) slot.pieces.clear();
+      show({});
+      store_->clear();
       throw;
     }
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    std::vector<std::pair<at::Tensor, States>> states;  // of parameters that stay
-    for (const OffloadedSlot& slot : slots_)
-      states.emplace_back(slot.parameter, state(slot.parameter));
-    OptimizerAround::replace(with);
-    lay_out_anew();
-    for (const auto& [parameter, of_this] : states) {
-      const OffloadedSlot* slot = slots_.find(parameter);
-      if (slot != nullptr && slot->steps > 0) load_state(parameter, slot->steps, of_this);
+    if (store_->size() > 0) {
+      throw Error(
+          "an optimizer with states on a disk cannot take or forget parameters any more: call "
+          "replace() or narrow() before the first step() and load_state()");
     }
+    OptimizerAround::replace(with);
   }
 
   States state(const at::Tensor& parameter) const override {
@@ -129,19 +121,18 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     OffloadedSlot* slot = slots_.find(parameter);
     if (slot == nullptr) throw Error("state for a parameter that this optimizer does not hold");
     check_with_inner(*slot, steps, states);
-    slot->stale = true;  // until all of it is there
     slot->steps = steps;
-    if (steps > 0) {
-      note_kinds(*slot, states);
-      place(*slot);
-      for (const Piece& piece : slot->pieces) {
-        for (const auto& [name, stored] :
-             states_in(store_->read(piece.tile, /*to_change=*/true), piece)) {
-          stored.copy_(part(states.at(name), piece));
-        }
+    if (steps == 0) return;
+    note_kinds(*slot, states);
+    place(*slot);
+    std::vector<Piece> pieces = std::exchange(slot->pieces, {});  // until all of it is there
+    for (const Piece& piece : pieces) {
+      for (const auto& [name, stored] :
+           states_in(store_->read(piece.tile, /*to_change=*/true), piece)) {
+        stored.copy_(part(states.at(name), piece));
       }
     }
-    slot->stale = false;
+    slot->pieces = std::move(pieces);
   }
 
   bool is_offloaded() const override { return true; }
@@ -154,12 +145,9 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
   }
 
  private:
-  void verify_states(const OffloadedSlot& slot) const {
-    if (!slot.stale) return;
-    throw Error(fmt::format(
-        "an update has failed, so that weights and optimizer states are partly updated: load a "
-        "checkpoint. The error was: {}",
-        failure_.empty() ? "loading its states failed" : failure_));
+  static void verify_states(const OffloadedSlot& slot) {
+    if (slot.steps == 0 || !slot.pieces.empty()) return;
+    throw Error("optimizer states are lost since an update or a load failed: load a checkpoint");
   }
 
   // Gives a parameter its place on the disk.
@@ -194,6 +182,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     std::map<std::size_t, std::vector<Piece>> due;  // by tile
     for (OffloadedSlot& slot : slots_) {
       if (!slot.parameter.grad().defined()) continue;
+      ++slot.steps;
       place(slot);
       for (const Piece& piece : slot.pieces) due[piece.tile].push_back(piece);
     }
@@ -202,17 +191,14 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     store_->stream(tiles,
                    [&](std::size_t tile, const at::Tensor& bytes) { update(due.at(tile), bytes); });
     show({});
-    for (OffloadedSlot& slot : slots_) {
-      if (slot.parameter.grad().defined()) ++slot.steps;
-    }
   }
 
   void update(const std::vector<Piece>& due, const at::Tensor& bytes) {
     show(due);
     for (const Piece& piece : due) {
       const OffloadedSlot& slot = slots_[piece.slot];
-      if (slot.steps > 0) {
-        inner_->load_state(slot.held, slot.steps, states_in(bytes, piece));
+      if (slot.steps > 1) {
+        inner_->load_state(slot.held, slot.steps - 1, states_in(bytes, piece));
       }
       slot.held.mutable_grad() = part(slot.parameter.grad(), piece);
     }
@@ -258,14 +244,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     inner_->load_state(slot.held, steps, of_some);
   }
 
-  void lay_out_anew() {
-    show({});
-    store_->clear();
-    for (OffloadedSlot& slot : slots_) slot.pieces.clear();
-  }
-
   std::unique_ptr<TileStore> store_;  // state() reads from it
-  std::string failure_;
 };
 
 }  // namespace

@@ -24,14 +24,16 @@ namespace zero::optim {
 /// 2-byte parameter. Each tile is rounded up to 4 KiB.
 ///
 /// Tiles have checksums, and room on the disk is taken before anything is updated. An error in the
-/// middle of a step leaves weights and states in part as before and in part updated. From then on
-/// step() and state() throw, until load_state() has restored every parameter: load a checkpoint.
+/// middle of a step leaves weights in part as before and in part updated, and states are lost. From
+/// then on step() and state() throw, until load_state() has restored every parameter: load a
+/// checkpoint.
 ///
 /// With OffloadOptions::delay_after the host updates on a thread of its own, on the CPU as well.
 /// finish_update(), state(), load_state() and a new learning rate wait for it.
 ///
-/// state() of a disk returns copies. It goes around with_master_weights(). with_weight_average()
-/// may be inside, without a folder.
+/// state() of a disk returns copies; replace() and narrow() come before states are there, else they
+/// throw. It goes around with_master_weights(). with_weight_average() may be inside, without a
+/// folder.
 ///
 /// @throws zero::Error if the folder cannot be written to, and with one for another optimizer than
 /// adamw(), with or without with_master_weights().

@@ -19,7 +19,16 @@
 namespace zero::optim {
 namespace {
 
+constexpr int kThreads = 4;
+
 std::string reason(int code) { return std::generic_category().message(code); }
+
+// "" if all bytes were moved.
+std::string problem(const char* what, std::size_t bytes, ssize_t moved) {
+  if (moved < 0) return reason(errno);
+  if (static_cast<std::size_t>(moved) == bytes) return "";
+  return fmt::format("{} of {} bytes were {}", moved, bytes, what);
+}
 
 std::uint64_t checksum_of(const at::Tensor& buffer, std::int64_t bytes) {
   return XXH3_64bits(buffer.const_data_ptr(), static_cast<std::size_t>(bytes));
@@ -44,8 +53,7 @@ TileFile::TileFile(const OffloadOptions& options)
       folder_(options.folder),
       tile_bytes_(aligned(options.tile_bytes)),
       block_bytes_(aligned(std::max<std::int64_t>(1, options.block_bytes))),
-      file_(file_in(options)),
-      io_(file_) {
+      file_(file_in(options)) {
   if (::fcntl(file_, F_SETFL, O_DIRECT) != 0 && options.says_how) {
     log_error(fmt::format("note: {} in {} are read and written through the system's cache", what_,
                           folder_.string()));
@@ -85,29 +93,51 @@ void TileFile::clear() {
 void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes,
                      std::size_t read) {
   TORCH_INTERNAL_ASSERT(!moving_.defined(), "finish() comes before the next start()");
-  const std::int64_t to_write = write == kNone ? 0 : aligned(bytes);
-  const std::int64_t to_read = read == kNone ? 0 : tiles_[read].bytes;
-  if (to_write > 0) tiles_[write] = {to_write, checksum_of(buffer, to_write)};
-  std::vector<Block> blocks;
-  for (std::int64_t at = 0; at < std::max(to_write, to_read); at += block_bytes_) {
-    const auto part = [&](std::int64_t all) {
-      return std::clamp<std::int64_t>(all - at, 0, block_bytes_);
-    };
-    blocks.push_back({static_cast<char*>(buffer.mutable_data_ptr()) + at, part(to_write),
-                      to_write > 0 ? offset(write) + at : 0, part(to_read),
-                      to_read > 0 ? offset(read) + at : 0});
-  }
+  if (write != kNone) tiles_[write] = {aligned(bytes), checksum_of(buffer, aligned(bytes))};
   moving_ = buffer;
   writing_ = write;
-  reading_ = to_read > 0 ? read : kNone;
-  traffic_.written_bytes += to_write;
-  traffic_.read_bytes += to_read;
-  io_.start(std::move(blocks));
+  reading_ = has(read) ? read : kNone;
+  traffic_.written_bytes += bytes_of(writing_);
+  traffic_.read_bytes += bytes_of(reading_);
+  next_ = 0;
+  auto* const data = static_cast<char*>(buffer.mutable_data_ptr());
+  // Without a launch policy: if the system has no thread left, wait() moves the blocks.
+  for (int t = 0; t < kThreads; ++t) {
+    threads_.push_back(std::async([this, data] { return move_blocks(data); }));
+  }
+}
+
+std::string TileFile::move_blocks(char* data) {
+  const std::int64_t written = bytes_of(writing_), read = bytes_of(reading_);
+  std::string wrong;
+  while (wrong.empty()) {
+    const std::int64_t at = next_.fetch_add(block_bytes_);
+    if (at >= std::max(written, read)) break;
+    const auto of_block = [&](std::int64_t all) {
+      return static_cast<std::size_t>(std::clamp<std::int64_t>(all - at, 0, block_bytes_));
+    };
+    if (const std::size_t out = of_block(written); out > 0) {
+      wrong = problem("written", out, ::pwrite(file_, data + at, out, offset(writing_) + at));
+    }
+    if (const std::size_t in = of_block(read); in > 0 && wrong.empty()) {
+      wrong = problem("there", in, ::pread(file_, data + at, in, offset(reading_) + at));
+    }
+  }
+  return wrong;
+}
+
+std::string TileFile::wait() {
+  std::string first;
+  for (auto& thread : std::exchange(threads_, {})) {  // if one throws, the others end first
+    std::string wrong = thread.get();
+    if (first.empty()) first = std::move(wrong);
+  }
+  return first;
 }
 
 void TileFile::finish() {
   if (!moving_.defined()) return;
-  const std::string wrong = io_.finish();
+  const std::string wrong = wait();
   const at::Tensor buffer = std::exchange(moving_, at::Tensor());
   if (!wrong.empty()) {
     std::string text;
@@ -129,7 +159,7 @@ bool TileFile::holds(std::size_t tile, const at::Tensor& buffer) const {
 }
 
 void TileFile::give_up() noexcept {
-  if (moving_.defined()) io_.finish();
+  wait();
   moving_ = at::Tensor();
 }
 

@@ -2,19 +2,21 @@
 
 #include <torch/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <string>
 #include <vector>
 
-#include <zero/optim/offload/block_io.hpp>
 #include <zero/optim/offload/options.hpp>
 
 namespace zero::optim {
 
 /// Tiles of bytes in a file without a name, each with a checksum in memory. Reads and writes past
-/// the system's cache (O_DIRECT) where the file system allows it. Acts on this rank alone.
+/// the system's cache (O_DIRECT) where the file system allows it, block by block, by pread() and
+/// pwrite() on four threads. Acts on this rank alone, and is called from one thread.
 class TileFile {
  public:
   static constexpr std::int64_t kAlignment = 4096;  ///< of offsets, sizes and buffers, in bytes
@@ -39,8 +41,8 @@ class TileFile {
   void clear();
 
   /// Starts to write the first `bytes` of `buffer` as tile `write`, and then to read tile `read`,
-  /// which was written before, into it; kNone: not that. Returns at once. The buffer is the file's
-  /// until finish(). @throws zero::Error if it cannot be started.
+  /// which was written before, into it; kNone: not that. Of each block the write ends before the
+  /// read begins. Returns at once. The buffer is the file's until finish().
   void start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes, std::size_t read);
   /// Blocks until what was started has ended; returns at once if nothing was. @throws zero::Error,
   /// naming the folder and the tile, if the disk fails, or if what was read is not what was
@@ -64,6 +66,9 @@ class TileFile {
   std::int64_t offset(std::size_t tile) const {
     return static_cast<std::int64_t>(tile) * tile_bytes_;
   }
+  std::int64_t bytes_of(std::size_t tile) const { return has(tile) ? tiles_[tile].bytes : 0; }
+  std::string move_blocks(char* data);
+  std::string wait();
   [[noreturn]] void fail(const std::string& what) const;
 
   std::string what_;
@@ -71,11 +76,12 @@ class TileFile {
   std::int64_t tile_bytes_;
   std::int64_t block_bytes_;
   int file_;
-  BlockIo io_;
   std::vector<Tile> tiles_;
   at::Tensor moving_;  // the buffer between start() and finish()
   std::size_t writing_ = kNone;
   std::size_t reading_ = kNone;
+  std::atomic<std::int64_t> next_ = 0;             // in the buffer: where the next block begins
+  std::vector<std::future<std::string>> threads_;  // each gives what went wrong, or ""
   OffloadTraffic traffic_;
 };
 

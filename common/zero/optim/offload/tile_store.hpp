@@ -38,7 +38,6 @@ class TileStore {
   /// Bytes of memory, once there is a tile.
   std::int64_t resident_bytes() const { return 2 * TileFile::buffer_bytes(file_.tile_bytes()); }
   const TileFile& file() const { return file_; }
-  TileFile& file() { return file_; }
 
  private:
   void make_buffers();

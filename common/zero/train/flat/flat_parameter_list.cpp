@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -237,9 +238,6 @@ void FlatParameterList::begin_read(std::size_t unit) {
   if (brought_ == unit) brought_.reset();
   here->problem.keep([&] { leave_brought(); });
   here->problem.keep([&] { here->file->bring(); });
-  here->problem.keep([&] {
-    for (const std::size_t i : list_.units[unit].parameters) verify_not_lost(i);
-  });
   here->mine = at::full({1}, here->problem.is_there() ? 1 : 0, at::kInt);
   here->all = at::zeros({readers_->size()}, at::kInt);
   here->telling = readers_->all_gather(here->all, here->mine, dist::Purpose::kControl);
@@ -272,32 +270,13 @@ void FlatParameterList::bring_shard(std::size_t index, bool overwrites) {
   brought_ = unit;
   try {
     here->file->bring();
-  } catch (const std::exception& error) {
+  } catch (...) {
     if (!overwrites) {
       here->file->drop();
       throw;
     }
-    why_lost_ = message_of(error);
-    lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
   }
-  if (overwrites) {
-    here->problem.forget();
-    lost_.erase(index);
-  }
-  verify_not_lost(index);
-}
-
-void FlatParameterList::verify_not_lost(std::size_t index) const {
-  if (lost_.contains(index)) throw Error(why_lost_);
-}
-
-void FlatParameterList::lose(const std::string& why) {
-  why_lost_ = why;
-  for (std::size_t unit = 0; unit < files_.size(); ++unit) {
-    if (in_file(unit) == nullptr) continue;
-    if (is_sharded(unit)) files_[unit].file->drop();
-    lost_.insert(list_.units[unit].parameters.begin(), list_.units[unit].parameters.end());
-  }
+  if (overwrites) here->problem.forget();
 }
 
 void FlatParameterList::update(const std::function<void()>& step) {
@@ -306,42 +285,36 @@ void FlatParameterList::update(const std::function<void()>& step) {
   struct Hidden {
     at::Tensor piece, gradient;
   };
-  // By unit; first those in memory.
-  std::vector<std::vector<Hidden>> hidden(files_.size() + 1);
-  const auto show = [](const std::vector<Hidden>& unit) {
-    for (const Hidden& h : unit) h.piece.mutable_grad() = h.gradient;
+  std::map<std::size_t, std::vector<Hidden>> parts;  // by unit + 1; 0: all that are in memory
+  const auto show = [](const auto& part) {
+    for (const Hidden& h : part.second) h.piece.mutable_grad() = h.gradient;
   };
-  const auto hide = [](const std::vector<Hidden>& unit) {
-    for (const Hidden& h : unit) h.piece.mutable_grad().reset();
+  const auto hide = [](const auto& part) {
+    for (const Hidden& h : part.second) h.piece.mutable_grad().reset();
   };
-  const auto end = c10::make_scope_exit([&] { std::ranges::for_each(hidden, show); });
-  const auto step_with = [&](const std::vector<Hidden>& unit) {
-    show(unit);
-    step();
-    hide(unit);
+  const auto file_of = [&](const auto& part) {
+    return part->first == 0 ? nullptr : files_[part->first - 1].file.get();
   };
+  const auto end = c10::make_scope_exit([&] { std::ranges::for_each(parts, show); });
   for (std::size_t i = 0; i < list_.size(); ++i) {
     const at::Tensor mine = piece(i).tensor;
     if (!mine.defined() || !mine.grad().defined()) continue;
     const std::size_t unit = unit_of_[places_[i].buffer];
-    hidden[in_file(unit) == nullptr ? 0 : unit + 1].push_back({mine, mine.grad()});
+    parts[in_file(unit) == nullptr ? 0 : unit + 1].push_back({mine, mine.grad()});
   }
-  std::ranges::for_each(hidden, hide);
-  if (!hidden[0].empty()) step_with(hidden[0]);
-  std::vector<std::size_t> due;
-  for (std::size_t unit = 0; unit < files_.size(); ++unit) {
-    if (!hidden[unit + 1].empty()) due.push_back(unit);
-  }
+  std::ranges::for_each(parts, hide);
   ShardFile* writing = nullptr;
-  for (std::size_t k = 0; k < due.size(); ++k) {
-    ShardFile& file = *in_file(due[k])->file;
-    file.read_ahead();
-    if (k + 1 < due.size()) in_file(due[k + 1])->file->read_ahead();
-    file.bring();
-    step_with(hidden[due[k] + 1]);
+  for (auto part = parts.begin(); part != parts.end(); ++part) {
+    ShardFile* const file = file_of(part);
+    if (file != nullptr) file->read_ahead();
+    if (const auto next = std::next(part); next != parts.end()) file_of(next)->read_ahead();
+    if (file != nullptr) file->bring();
+    show(*part);
+    step();
+    hide(*part);
     if (writing != nullptr) writing->finish();
-    writing = is_sharded(due[k]) ? &file : nullptr;  // else reshard() writes it
-    if (writing != nullptr) writing->write_behind();
+    writing = file != nullptr && is_sharded(part->first - 1) ? file : nullptr;
+    if (writing != nullptr) writing->write_behind();  // else reshard() writes it
   }
   if (writing != nullptr) writing->finish();
 }

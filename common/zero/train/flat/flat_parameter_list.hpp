@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -78,17 +77,14 @@ class FlatParameterList {
 
   /// Calls `step`, an optimizer's, which updates the pieces that have a gradient: with shards in
   /// files once for those in memory, and once for each unit in a file, while the next one is read
-  /// and the one before is written. @throws zero::Error if the disk fails; call lose() then, on all
-  /// ranks.
+  /// and the one before is written. @throws zero::Error if the disk fails. Then some shards are
+  /// updated and some are not, until each has been overwritten.
   void update(const std::function<void()>& step);
   /// See Strategy::bring_shard().
   void bring_shard(std::size_t index, bool overwrites);
   /// Writes what was written into the last one that it brought, and gives its memory back. @throws
   /// zero::Error if the disk fails.
   void leave_brought();
-  /// Shards in files are not to be used any more, because of `why`, until each has been
-  /// overwritten.
-  void lose(const std::string& why);
 
   /// Bytes of parameters and gradients that this rank holds at rest: after the update, before
   /// gradients are dropped.
@@ -124,7 +120,6 @@ class FlatParameterList {
   void keep_in_file(std::size_t unit);
   void begin_read(std::size_t unit);
   void end_read(std::size_t unit);
-  void verify_not_lost(std::size_t index) const;
   void add_unit(std::size_t unit, std::int64_t buffer_bytes, const FlatOptions& options);
 
   const nn::ParameterList& list_;
@@ -139,8 +134,6 @@ class FlatParameterList {
   dist::Communicator* readers_ = nullptr;  // all ranks that gather; null: nothing is in files
   std::vector<InFile> files_;              // by unit
   std::optional<std::size_t> brought_;     // the unit that bring_shard() has brought
-  std::set<std::size_t> lost_;             // parameters
-  std::string why_lost_;
 };
 
 }  // namespace zero::train

@@ -56,11 +56,8 @@ void ShardFile::bring() {
 }
 
 void ShardFile::leave() {
-  const auto end = c10::make_scope_exit([this] { drop(); });
-  if (is_here() && (is_wrong_ || !file_.holds(kTile, buffer_))) {
-    file_.start(buffer_, kTile, bytes_.numel(), kNone);
-  }
-  file_.finish();
+  if (is_here() && (is_wrong_ || !file_.holds(kTile, buffer_))) write_behind();
+  finish();
 }
 
 void ShardFile::write_behind() {
