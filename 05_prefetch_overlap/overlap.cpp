@@ -57,6 +57,13 @@ void verify_offload_parameters(train::Strategy& strategy, const OverlapOptions& 
   if (!wrong.empty()) throw Error("offload_parameters: " + wrong);
 }
 
+// Whether the tensor axis adds up gradients of this bucket after its reduction. They share a
+// version counter with all others of the bucket.
+bool is_summed_later(const nn::ParameterList& list, const train::FlatParameters& bucket) {
+  return std::ranges::any_of(
+      bucket.members(), [&](std::size_t i) { return list.parameters[i].placement.sums_gradient; });
+}
+
 }  // namespace
 
 Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
@@ -77,7 +84,9 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
                  [this, is_final = replicas == nullptr && !transfers_.gradients && !reduces_each()](
                      const train::FlatParameters& bucket, const train::ReducedShard& shard) {
                    shard_reduced(shard);
-                   if (is_final) optimizer().take_gradients(bucket.updated());
+                   if (is_final && !is_summed_later(list(), bucket)) {
+                     optimizer().take_gradients(bucket.updated());
+                   }
                  }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),

@@ -50,6 +50,14 @@ std::string why_no_number(std::string text) {
 
 }  // namespace
 
+void in_case(const std::string& which, const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const Mistake& mistake) {
+    refuse("{}: {}", which, mistake.what());
+  }
+}
+
 int grade(const std::string& id, const std::function<void()>& check, const std::string& what) {
   memory::install();
   try {

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/distributed/agreement.hpp>
@@ -25,6 +28,15 @@ class Mistake : public std::runtime_error {
  private:
   int ranks_;
 };
+
+/// Throws a Mistake with this sentence.
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
+  throw Mistake(fmt::format(text, std::forward<Args>(args)...));
+}
+
+/// Runs `check`. A Mistake that it throws then begins with `which`: "with 3 layers: ".
+void in_case(const std::string& which, const std::function<void()>& check);
 
 /// Runs `check` and prints one line: "<id> is right: <what>." or what is wrong. Returns the exit
 /// code.

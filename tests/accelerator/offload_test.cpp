@@ -9,6 +9,7 @@
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/moved_to.hpp>
+#include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
@@ -40,6 +41,23 @@ EngineConfig config_of(int stage, const std::string& offload) {
                       .offload = offload,
                       .offload_tile_bytes = kTile},
           .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip};
+}
+
+// Of what this rank updates.
+std::int64_t updated_bytes_of(const train::Strategy& strategy) {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const at::Tensor mine = strategy.piece(i).tensor;
+    if (mine.defined()) sum += static_cast<std::int64_t>(mine.nbytes());
+  }
+  return sum;
+}
+
+TrainedModel moved_to_cpu(TrainedModel trained) {
+  for (auto* const all : {&trained.weights, &trained.gradients}) {
+    for (auto& [name, tensor] : *all) tensor = tensor.cpu();
+  }
+  return trained;
 }
 
 struct OffloadRun {
@@ -80,14 +98,13 @@ struct OffloadRun {
     for (auto& [name, tensor] : all) tensor = tensor.cpu();
     return all;
   }
-  // Of what this rank updates.
-  std::int64_t updated_bytes() {
-    std::int64_t sum = 0;
+  std::int64_t updated_bytes() { return updated_bytes_of(engine.strategy()); }
+  // What a program may write into the gradients that this rank updates, after backward().
+  void turn_gradients() {
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
       const at::Tensor mine = engine.strategy().piece(i).tensor;
-      if (mine.defined()) sum += static_cast<std::int64_t>(mine.nbytes());
+      if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(-3);
     }
-    return sum;
   }
   optim::OffloadTraffic traffic() { return engine.strategy().optimizer().offload_traffic(); }
 
@@ -259,9 +276,7 @@ TEST_P(EmulatedOffload, FollowsWhatTheProgramWrites) {
         }
         run.step(2);
         run.engine.backward(run.engine.forward(moved_to(device, run.toy.batch(run.rank, 3))));
-        for (std::size_t i = 0; stage == 0 && i < strategy.list().size(); ++i) {
-          strategy.list().parameters[i].tensor.mutable_grad().mul_(-3);
-        }
+        run.turn_gradients();
         run.engine.step();
         return run.state();
       };
@@ -325,9 +340,44 @@ TEST(EmulatedOffloadGroups, HaveTheBitsOfStatesOnTheDevice) {
         config.clip_norm = 0.05;
         OffloadRun run(communicator, device, config, at::kBFloat16);
         run.steps(0, 3);
+        const bool on_host = where == "host";
+        EXPECT_EQ(run.traffic().to_host_bytes, on_host ? 4 * run.updated_bytes() : 0);
+        run.engine.backward(run.engine.forward(moved_to(device, run.toy.batch(run.rank, 3))));
+        run.turn_gradients();
+        run.engine.step();
+        EXPECT_EQ(run.traffic().to_host_bytes, on_host ? 6 * run.updated_bytes() : 0);
         return run.state();
       };
       EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
+    }
+  });
+}
+
+// A tensor axis with cut sequences adds up the gradients of norms after the reduction: no bucket
+// with one of them is copied before. In a pipeline each stage updates its part.
+TEST(EmulatedOffloadAxes, HaveTheBitsOfStatesOnTheDeviceAndMoveEachGradientOnce) {
+  emulated::on_emulated_ranks({.world_size = 4}, [](dist::Communicator& communicator) {
+    for (const auto& [stages, tensor_ranks] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 2)}) {
+      const ThreeAxes axes(communicator, stages, tensor_ranks);
+      for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(fmt::format("stage {}, {} x {}", stage, stages, tensor_ranks));
+        PipelineShape shape{.mode = fmt::format("engine{}", stage),
+                            .tied = false,
+                            .optimizer = adamw_of(at::kBFloat16),
+                            .width = 2,
+                            .sequence = true,
+                            .dtype = at::kBFloat16,
+                            .device = kDevice};
+        PipelineRank resident(axes, shape);
+        const TrainedModel expected = moved_to_cpu(trained_model(resident, 3, 2));
+        shape.mode += ":offload=host";
+        PipelineRank rank(axes, shape);
+        expect_part_of(moved_to_cpu(trained_model(rank, 3, 2)), expected);
+        const optim::OffloadTraffic moved = rank.strategy->optimizer().offload_traffic();
+        EXPECT_EQ(moved.to_host_bytes, 4 * updated_bytes_of(*rank.strategy));
+        EXPECT_EQ(moved.to_device_bytes, 3 * updated_bytes_of(*rank.strategy));
+        emulated::expect_clean();
+      }
     }
   });
 }

@@ -17,6 +17,7 @@
 #include <tests/support/disk.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/offload.hpp>
+#include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/test_folder.hpp>
@@ -85,6 +86,28 @@ TEST_P(Offload, GroupsOfRanksHaveTheBitsOfStatesInMemory) {
       Session on_disk(communicator, offloaded(mode, folder.path()), options_of(at::kBFloat16));
       EXPECT_EQ(train(on_disk), train(resident));
       EXPECT_TRUE(same_state(whole_state(on_disk), whole_state(resident)));
+    }
+  });
+}
+
+// The parts of a model that a tensor axis cuts, and the stages of a pipeline.
+TEST_P(Offload, TensorAndPipelineAxesHaveTheBitsOfStatesInMemory) {
+  if (GetParam() != 4) return;
+  const TestFolder folder;
+  on_ranks(4, [&](dist::Communicator& communicator) {
+    for (const auto& [stages, tensor_ranks] : {std::pair(1, 2), std::pair(2, 1), std::pair(2, 2)}) {
+      const ThreeAxes axes(communicator, stages, tensor_ranks);
+      for (const std::string stage : kStages) {
+        SCOPED_TRACE(fmt::format("{}, {} stages, {} tensor ranks", stage, stages, tensor_ranks));
+        PipelineShape shape{.mode = stage, .tied = false, .width = 2, .sequence = true};
+        PipelineRank resident(axes, shape);
+        const TrainedModel expected = trained_model(resident, 3, 2);
+        shape.mode = offloaded(stage, folder.path());
+        PipelineRank on_disk(axes, shape);
+        expect_part_of(trained_model(on_disk, 3, 2), expected);
+        EXPECT_GT(on_disk.strategy->optimizer().offload_traffic().written_bytes, 0);
+        EXPECT_TRUE(same_state(whole_state(*on_disk.strategy), whole_state(*resident.strategy)));
+      }
     }
   });
 }
@@ -193,27 +216,35 @@ void expect_all_refuse(OffloadRun& run, const std::filesystem::path& place,
   EXPECT_FALSE(std::filesystem::exists(place));
 }
 
-// Rank 1's file loses some bytes: nobody can go on but from the checkpoint, in the same program.
-TEST(OffloadFaults, ABadByteOnOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
-  const TestFolder folder;
-  on_all_stages(3, [&](dist::Communicator& communicator, int stage) {
-    OffloadRun undisturbed(communicator, in_memory(stage));
-    OffloadRun run(communicator, offloaded(stage, folder.path()));
-    run.steps(0, 2);
-    run.engine.save(folder / "run");
-    run.steps(2, 3);
-    if (run.rank == 1) spoil_offloaded_file(folder.path(), kTile + 5);
-    const std::vector<std::string> what = {"the update failed, load a checkpoint: rank 1",
-                                           folder.path().string(), "tile 1 has other bytes"};
-    expect_error([&] { run.step(3); }, what);
-    expect_all_refuse(run, folder / "half", what);
-    EXPECT_TRUE(run.engine.load(folder / "run"));
-    EXPECT_EQ(run.engine.steps(), 2);
-    run.steps(2, 5);
-    undisturbed.steps(0, 5);
-    EXPECT_TRUE(
-        same_state(whole_state(run.engine.strategy()), whole_state(undisturbed.engine.strategy())));
-  });
+// Rank 1's file loses some bytes, or its end: nobody can go on but from the checkpoint, in the same
+// program.
+TEST(OffloadFaults, ABadByteOrAShortReadOnOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
+  for (const bool is_short : {false, true}) {
+    const TestFolder folder;
+    on_all_stages(3, [&](dist::Communicator& communicator, int stage) {
+      OffloadRun undisturbed(communicator, in_memory(stage));
+      OffloadRun run(communicator, offloaded(stage, folder.path()));
+      run.steps(0, 2);
+      run.engine.save(folder / "run");
+      run.steps(2, 3);
+      if (run.rank == 1) {
+        is_short ? cut_offloaded_file(folder.path(), kTile + 512)
+                 : spoil_offloaded_file(folder.path(), kTile + 5);
+      }
+      const std::string wrong = is_short ? "tile 1 could not be read: 512 of 4096 bytes were there"
+                                         : "tile 1 has other bytes";
+      const std::vector<std::string> what = {"the update failed, load a checkpoint: rank 1",
+                                             folder.path().string(), wrong};
+      expect_error([&] { run.step(3); }, what);
+      expect_all_refuse(run, folder / "half", what);
+      EXPECT_TRUE(run.engine.load(folder / "run"));
+      EXPECT_EQ(run.engine.steps(), 2);
+      run.steps(2, 5);
+      undisturbed.steps(0, 5);
+      EXPECT_TRUE(same_state(whole_state(run.engine.strategy()),
+                             whole_state(undisturbed.engine.strategy())));
+    });
+  }
 }
 
 TEST(OffloadFaults, ALoadThatFailsOnOneRankIsAnErrorOnAllUntilOneSucceeds) {

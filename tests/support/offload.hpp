@@ -30,4 +30,9 @@ inline void spoil_offloaded_file(const std::filesystem::path& folder, std::int64
   ::close(file);
 }
 
+/// Leaves the first `bytes` of that file.
+inline void cut_offloaded_file(const std::filesystem::path& folder, std::int64_t bytes) {
+  EXPECT_EQ(::truncate(offloaded_file(folder).c_str(), bytes), 0);
+}
+
 }  // namespace zero::testing

@@ -190,13 +190,11 @@ void check_step(const Answer& answer, Communicator& communicator, const Example&
 void check(const Answer& answer) {
   for (const double tolerance : {1e-6, 0.0}) {
     zero::exercise::on_all_ranks([&](Communicator& communicator) {
-      try {
+      zero::exercise::in_case(tolerance == 0 ? "level 2" : "level 1", [&] {
         for (const Example& example : kExamples) {
           check_step(answer, communicator, example, tolerance);
         }
-      } catch (const Mistake& mistake) {
-        throw Mistake(fmt::format("level {}: {}", tolerance == 0 ? 2 : 1, mistake.what()));
-      }
+      });
     });
   }
 }

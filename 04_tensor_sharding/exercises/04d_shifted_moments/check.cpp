@@ -125,12 +125,8 @@ void check(const Answer& answer) {
   }
   for (const int saved_by : {2, 3, 5, 1}) {
     for (const int ranks : {2, 3, 5, 1}) {
-      try {
-        check_case(answer, whole, saved_by, ranks);
-      } catch (const Mistake& mistake) {
-        throw Mistake(
-            fmt::format("saved by {} ranks, loaded by {}: {}", saved_by, ranks, mistake.what()));
-      }
+      zero::exercise::in_case(fmt::format("saved by {} ranks, loaded by {}", saved_by, ranks),
+                              [&] { check_case(answer, whole, saved_by, ranks); });
     }
   }
 }

@@ -159,14 +159,11 @@ void check_mesh(const Answer& answer, Communicator& world, const Sizes& sizes) {
   const auto group = world.split(of_group, fmt::format("host {}", of_group[0]));
   const auto across = world.split(of_across, fmt::format("place {}", of_across[0]));
   const Mesh mesh{world, *group, *across};
-  try {
+  zero::exercise::in_case(fmt::format("with {} hosts of {} ranks", count, ranks_of_host), [&] {
     check_gradient(answer, mesh, /*matrix=*/true);
     check_gradient(answer, mesh, /*matrix=*/false);
     check_equal_gradients(answer, mesh);
-  } catch (const Mistake& mistake) {
-    throw Mistake(
-        fmt::format("with {} hosts of {} ranks: {}", count, ranks_of_host, mistake.what()));
-  }
+  });
 }
 
 void check(const Answer& answer) {

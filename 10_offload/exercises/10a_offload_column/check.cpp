@@ -1,12 +1,9 @@
-// Compares with the formula, and the formula with what classes of chapter 04 hold.
-
-#include <fmt/format.h>
+// Compares with the formula, and the formula with those of the classes of chapter 04.
 
 #include <04_tensor_sharding/tensor_zero1.hpp>
 #include <04_tensor_sharding/tensor_zero2.hpp>
 #include <04_tensor_sharding/tensor_zero3.hpp>
 #include <grading/check.hpp>
-#include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -16,23 +13,20 @@
 namespace exercise_10a {
 
 using zero::dist::Communicator;
-using zero::exercise::Mistake;
-using zero::memory::Category;
+using zero::exercise::refuse;
 
 // Elements of each of the three states, and of what the rank updates.
 struct Elements {
   std::int64_t parameters, gradients, updated;
 };
 
-// With `rest` 0 as if P/N were rounded down.
-Elements elements_of(const Plan& plan, std::int64_t rest) {
+Elements elements_of(const Plan& plan, bool rounds_down = false) {
+  const std::int64_t rest = rounds_down ? 0 : plan.ranks - 1;
   const auto divided = [&](int from) {
     return plan.stage < from ? plan.parameters : (plan.parameters + rest) / plan.ranks;
   };
   return {divided(3), divided(2), divided(1)};
 }
-
-Elements elements_of(const Plan& plan) { return elements_of(plan, plan.ranks - 1); }
 
 Account account_of(const Plan& plan, const Elements& n) {
   const std::int64_t device = 2 * n.parameters + 2 * n.gradients, optimizer = 12 * n.updated;
@@ -56,20 +50,15 @@ std::string text_of(const Plan& plan) {
 }
 
 // A number, and the mistake that leads to it.
-struct Known {
-  std::int64_t number;
-  const char* mistake;
-};
+using Known = std::pair<std::int64_t, const char*>;
 
 void expect(const std::string& what, std::int64_t found, std::int64_t right,
             const std::vector<Known>& known) {
   if (found == right) return;
-  for (const Known& each : known) {
-    if (found == each.number && each.number != right) {
-      throw Mistake(fmt::format("{}: {}", what, each.mistake));
-    }
+  for (const auto& [number, mistake] : known) {
+    if (found == number) refuse("{}: {}", what, mistake);
   }
-  throw Mistake(fmt::format("{}, which is too {}", what, found < right ? "little" : "much"));
+  refuse("{}, which is too {}", what, found < right ? "little" : "much");
 }
 
 void check_account(const Answer& answer, const Plan& plan) {
@@ -79,7 +68,7 @@ void check_account(const Answer& answer, const Plan& plan) {
   const auto bytes = [&](std::int64_t number, const char* where) {
     return fmt::format("{}{} bytes {}", begin, number, where);
   };
-  const Account down = account_of(plan, elements_of(plan, 0));
+  const Account down = account_of(plan, elements_of(plan, /*rounds_down=*/true));
   expect(bytes(found.device, "on the device"), found.device, right.device,
          {{right.device + 12 * n.updated, "the optimizer's states have left it"},
           {right.device - 2 * n.gradients, "the gradients stay, 2 bytes each"},
@@ -104,46 +93,35 @@ void check_account(const Answer& answer, const Plan& plan) {
           {4 * n.updated, "without offload there is nothing"}});
 }
 
-void check_fewest(const Answer& answer, const Plan& plan, std::int64_t limit) {
+void check_fewest(const Answer& answer, Plan plan, std::int64_t limit) {
   constexpr std::int64_t kMost = 1024;
   const std::int64_t right = right_fewest(plan, limit, kMost);
   const std::int64_t found = answer.fewest_ranks(plan, limit, kMost);
   const std::string what = fmt::format("{}: {} as the fewest ranks with less than {} bytes",
                                        text_of(plan), found, limit);
   if (right == 0 && found != 0) {
-    throw Mistake(what + ": no number of ranks has so little, because some states are not divided");
+    refuse("{}: no number of ranks has so little, because some states are not divided", what);
   }
-  Plan exact = plan;
-  exact.ranks = found;
-  if (found > 0 && right_account(exact).device == limit) {
-    throw Mistake(what + ": it has exactly so many, and less is asked");
+  plan.ranks = found;
+  if (found > 0 && right_account(plan).device == limit) {
+    refuse("{}: it has exactly so many, and less is asked", what);
   }
-  Plan other = plan;
-  other.offload = !plan.offload;
+  plan.offload = !plan.offload;
   expect(what, found, right,
-         {{right_fewest(other, limit, kMost), "that is the number of the other column"}});
+         {{right_fewest(plan, limit, kMost), "that is the number of the other column"}});
 }
 
-// After a step of a small model, of which 2 and 3 ranks have shards without padding.
+// The formula beside that of the class, for a model whose shards have no padding on 2 and 3 ranks.
 template <typename Strategy>
-void check_measured(Communicator& communicator, int stage) {
-  const zero::memory::Snapshot before = zero::memory::snapshot();
+void check_formula(Communicator& communicator, int stage) {
   zero::nn::Mlp model(
       zero::nn::MlpConfig{.inputs = 384, .hidden = {}, .outputs = 384, .dtype = at::kBFloat16});
-  Strategy strategy({model, communicator, zero::optim::with_master_weights(zero::optim::adamw())});
-  strategy.backward(strategy.forward(
-      {.inputs = at::ones({1, 384}), .targets = at::ones({1, 384}), .loss_terms = 1}));
-  strategy.finish_backward();
-  strategy.optimizer_step();
-  strategy.sync_parameters();
-  const zero::memory::Snapshot now = zero::memory::snapshot();
+  const Strategy strategy(
+      {model, communicator, zero::optim::with_master_weights(zero::optim::adamw())});
+  const zero::train::ModelStateBytes held = strategy.costs().at_rest;
   const Account right = right_account({stage, true, strategy.list().numel(), communicator.size()});
-  const auto more = [&](Category category) { return now[category] - before[category]; };
-  if (more(Category::kParameters) + more(Category::kGradients) != right.device ||
-      more(Category::kOptimizer) != right.host) {
-    throw Mistake(fmt::format("ZeRO-{} does not hold what the formula says: {} + {} and {} bytes",
-                              stage, more(Category::kParameters), more(Category::kGradients),
-                              more(Category::kOptimizer)));
+  if (held.parameters + held.gradients != right.device || held.optimizer != right.host) {
+    refuse("the formula is not that of the class of ZeRO-{}", stage);
   }
 }
 
@@ -169,9 +147,9 @@ void check(const Answer& answer) {
   }
   for (const int ranks : {2, 3}) {
     zero::exercise::on_ranks(ranks, [](Communicator& communicator) {
-      check_measured<zero::TensorZero1>(communicator, 1);
-      check_measured<zero::TensorZero2>(communicator, 2);
-      check_measured<zero::TensorZero3>(communicator, 3);
+      check_formula<zero::TensorZero1>(communicator, 1);
+      check_formula<zero::TensorZero2>(communicator, 2);
+      check_formula<zero::TensorZero3>(communicator, 3);
     });
   }
 }

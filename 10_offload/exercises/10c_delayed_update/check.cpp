@@ -1,10 +1,6 @@
 // Trains with a host that ends each update as late as it may, and compares the weights with those
 // of one rank that trains alone with the same delay.
 
-#include <fmt/format.h>
-
-#include <cmath>
-
 #include <grading/check.hpp>
 
 #include "10c.hpp"
@@ -12,26 +8,20 @@
 namespace exercise_10c {
 
 using zero::dist::Communicator;
-using zero::exercise::Mistake;
+using zero::exercise::refuse;
 
 constexpr std::int64_t kWeights = 60;  // 1, 2, 3 and 5 divide it
 constexpr int kSteps = 10;
 
 bool is_delayed(int step) { return 4 <= step && step <= 8; }
 
-// AdamW in operations that give an element the same bits wherever a tensor is cut.
+// SGD with momentum and weight decay, so that an update with zeros moves the weights.
 struct Optimizer {
-  at::Tensor weights;
-  at::Tensor mean = at::zeros_like(weights), square = at::zeros_like(weights);
-  int updates = 0;
+  at::Tensor weights, momentum = at::zeros_like(weights);
 
   void update(const at::Tensor& gradient) {
-    ++updates;
-    mean = mean * 0.9 + gradient * 0.1;
-    square = square * 0.999 + gradient.square() * 0.001;
-    const at::Tensor root = (square / (1 - std::pow(0.999, updates))).to(at::kDouble).sqrt();
-    const at::Tensor direction = mean / (1 - std::pow(0.9, updates)) / (root.to(at::kFloat) + 1e-8);
-    weights = weights * (1 - 0.01 * 0.01) - direction * 0.01;
+    momentum = momentum * 0.9 + gradient;
+    weights = weights * (1 - 0.01 * 0.01) - momentum * 0.01;
   }
 };
 
@@ -49,11 +39,11 @@ class LateHost final : public Host {
   explicit LateHost(const at::Tensor& weights) : optimizer_{weights} {}
 
   void start_update(const at::Tensor& gradient) override {
-    if (is_busy()) throw Mistake("an update is started before the last one was waited for");
+    if (is_busy()) refuse("an update is started before the last one was waited for");
     if (gradient.eq(0).all().item<bool>()) {
-      throw Mistake(
-          "an update with zeros is started: a step without a gradient has no update, or "
-          "moments and weight decay move the weights");
+      refuse(
+          "an update with zeros is started: a step without a gradient has no update, or momentum "
+          "and weight decay move the weights");
     }
     gradient_ = gradient;
   }
@@ -81,10 +71,9 @@ class TestedDevice final : public Device {
   void compute() override {
     ++step_;
     if (is_delayed(step_) && is_delayed(step_ - 1) && !host_.is_busy()) {
-      throw Mistake(
-          fmt::format("step {}: the host has no update to do while the device computes, so "
-                      "nothing is hidden",
-                      step_));
+      refuse(
+          "step {}: the host has no update to do while the device computes, so nothing is hidden",
+          step_);
     }
     const at::Tensor whole = at::empty({kWeights});
     communicator_.all_gather(whole, weights, zero::dist::Purpose::kParameter).wait();
@@ -120,9 +109,7 @@ std::vector<at::Tensor> train_alone(int ranks, Fault fault) {
     if (!is_delayed(step)) {
       optimizer.update(gradient);
     } else {
-      if (kept.defined()) {
-        optimizer.update(fault == Fault::kNewGradient ? gradient : kept);
-      }
+      if (kept.defined()) optimizer.update(fault == Fault::kNewGradient ? gradient : kept);
       kept = gradient;
     }
     weights = fault == Fault::kOld && is_delayed(step) ? old : optimizer.weights;
@@ -140,8 +127,7 @@ std::string explain(const at::Tensor& found, int step, int ranks, int begin) {
   }
   if (is(train_alone(ranks, Fault::kNewGradient)[step - 1])) {
     return "the host has used the gradient of this step: the device writes into the tensor that "
-           "the "
-           "host reads";
+           "the host reads";
   }
   return "the weights are not those of one rank with the same delay";
 }
@@ -158,14 +144,13 @@ void check_rank(const Answer& answer, Communicator& communicator) {
       const at::Tensor before = device.weights.clone();
       answer.finish(mine);
       if (device.weights.equal(before)) {
-        throw Mistake("finish() has not changed the weights: the last gradient is lost");
+        refuse("finish() has not changed the weights: the last gradient is lost");
       }
     }
     answer.train_step(mine, is_delayed(step));
-    if (device.steps() != step) throw Mistake("a step computes once");
+    if (device.steps() != step) refuse("a step computes once");
     if (device.weights.equal(right[step - 1].narrow(0, begin, shard))) continue;
-    throw Mistake(fmt::format("step {}, rank {}: {}", step, rank,
-                              explain(device.weights, step, ranks, begin)));
+    refuse("step {}, rank {}: {}", step, rank, explain(device.weights, step, ranks, begin));
   }
 }
 

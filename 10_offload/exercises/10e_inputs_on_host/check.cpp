@@ -1,7 +1,5 @@
 // Plays the device: notes how far each queue waits for the other, and looks at that in each call.
 
-#include <fmt/format.h>
-
 #include <vector>
 
 #include <grading/check.hpp>
@@ -10,7 +8,7 @@
 
 namespace exercise_10e {
 
-using zero::exercise::Mistake;
+using zero::exercise::refuse;
 
 class Queues final : public Device {
  public:
@@ -93,11 +91,6 @@ class Queues final : public Device {
     int made = 0, out = 0, in = 0;  // after so many calls of their queue
   };
 
-  template <class... Args>
-  [[noreturn]] static void refuse(fmt::format_string<Args...> text, Args&&... args) {
-    throw Mistake(fmt::format(text, std::forward<Args>(args)...));
-  }
-
   Input& at(int layer) {
     if (layer < 0 || layer >= layers()) refuse("there is no layer {}", layer);
     return inputs_[layer];
@@ -124,13 +117,11 @@ class Queues final : public Device {
 
 void check(const Answer& answer) {
   for (const int layers : {5, 3, 2, 1}) {
-    Queues device(layers);
-    try {
+    zero::exercise::in_case(fmt::format("with {} layers", layers), [&] {
+      Queues device(layers);
       answer.run_step(device);
       device.check_end();
-    } catch (const Mistake& mistake) {
-      throw Mistake(fmt::format("with {} layers: {}", layers, mistake.what()));
-    }
+    });
   }
 }
 
