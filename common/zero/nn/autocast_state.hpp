@@ -7,8 +7,8 @@
 
 namespace zero::nn {
 
-/// The autocast settings of this thread at construction; restore() sets them again. For
-/// all devices.
+/// The autocast settings of this thread at construction; restore() sets them again. For all
+/// devices.
 class AutocastState {
  public:
   AutocastState() {

@@ -71,7 +71,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     for (const OffloadedSlot& slot : slots_) verify_states(slot);
     try {
       update();
-    } catch (...) {  // nobody may go on with what is partly updated
+    } catch (...) {  // states are partly updated: none may be used
       for (OffloadedSlot& slot : slots_) slot.pieces.clear();
       show({});
       store_->clear();
