@@ -130,16 +130,18 @@ TEST(Learning, TwoTensorRanksFollowTheCurveOfTheWholeModel) {
   });
 }
 
-// Rounded weights and gradients (ZeRO++) change every loss, and where training ends by little. Of
-// 500 steps with three seeds, chapter 07 has the figures.
+// Rounded weights and gradients (ZeRO++) change every loss, and where training ends by little. By
+// how much depends on the order of the text: over six orders the end of 200 steps moved by -0.4 to
+// +0.8 % with rounded weights, and by +0.3 to +2.4 % with rounded gradients too. The limits leave
+// room for a text that is edited. Of 500 steps with three seeds, chapter 07 has the figures.
 TEST(Learning, WhatIsSentIn8And4BitsEndsWhereZero3Does) {
   const data::TokenStream text = data::project_text(".");
   on_ranks(kFourRanks, [&](dist::Communicator& communicator) {
     const std::vector<double> exact = train(communicator, text, {.mode = "engine3"});
     const double end = Curve{exact}.end(10);
     for (const auto& [mode, tolerance] :
-         {std::pair{"zeropp:group_size=2:quantize_gradients=false", 0.005},
-          {"zeropp:group_size=2", 0.02}}) {
+         {std::pair{"zeropp:group_size=2:quantize_gradients=false", 0.02},
+          {"zeropp:group_size=2", 0.05}}) {
       SCOPED_TRACE(mode);
       const std::vector<double> losses = train(communicator, text, {.mode = mode});
       EXPECT_NEAR(Curve{losses}.end(10) / end, 1, tolerance);
