@@ -27,7 +27,8 @@ trained at every speed, and for each there is printed
 
 What is not headers must be what was counted; the command fails where it is not. The first step and
 what comes before and after training cancel out: they are in a run of one step as well, whose bytes
-are taken off. (Headers do so only where the links of both runs cut the same frames.)
+are taken off. That run has a faster link and larger frames. So a step has headers in the proportion
+of the whole run.
 
 With --modes, these modes of the ladder are compared, the first with itself and the others. A round
 measures the links, and trains each mode once at every rate; the first step of a run is not timed.

@@ -17,7 +17,7 @@ def link_seconds(host, mbit):
 
     The switch may have seen many segments as one frame, but the token bucket counts their headers.
     """
-    wire = max(host["link_bytes"], host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
+    wire = max(host["interface_bytes"], host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
     return wire * 8 / (mbit * 1e6) if mbit else 0.0
 
 
@@ -26,21 +26,22 @@ def payload(wire):
 
 
 def figures(mbit, document, wires, base_wires):
-    """One line of the table. `base_wires`: of a run of the same mode for one step. Each host has as many ranks."""
+    """One line of the table. `base_wires`: of a run of the same mode for one step. Each host has as many ranks.
+
+    Of what both runs sent only the payload cancels out: the run of one step has a faster link and so larger frames.
+    A step has frames in the proportion of the whole run.
+    """
     mode, steps = document["modes"][0], document["steps"]
     counted_steps = steps - 1  # the others are in the run of one step too
     ranks_per_host = len(mode["ranks"]) // len(wires)
-    hosts = [{"host": number,
-              "counted_bytes": sum(rank["sent_between_hosts_bytes"]
-                                   for rank in mode["ranks"][number * ranks_per_host:][:ranks_per_host]),
-              "interface_bytes": (wire.bytes - base.bytes) / counted_steps,
-              "frames": (wire.frames - base.frames) / counted_steps,
-              "payload_bytes": (payload(wire) - payload(base)) / counted_steps,
-              "again": wire.again, "again_in_base": base.again,
-              # Headers in the proportion of the whole run: the faster link of the run of one step has larger
-              # frames, so that of the first step only the payload cancels out.
-              "link_bytes": (payload(wire) - payload(base)) / counted_steps * wire.bytes / payload(wire)}
-             for number, (wire, base) in enumerate(zip(wires, base_wires))]
+    hosts = []
+    for number, (wire, base) in enumerate(zip(wires, base_wires)):
+        of_a_step = (payload(wire) - payload(base)) / counted_steps
+        share = of_a_step / payload(wire)
+        ranks = mode["ranks"][number * ranks_per_host:][:ranks_per_host]
+        hosts.append({"host": number, "counted_bytes": sum(rank["sent_between_hosts_bytes"] for rank in ranks),
+                      "payload_bytes": of_a_step, "interface_bytes": share * wire.bytes, "frames": share * wire.frames,
+                      "run_frames": wire.frames, "again": wire.again, "again_in_base": base.again})
     return {"mode": mode["mode"], "mbit_per_s": mbit, "steps": steps, "step_seconds": mode["step_seconds"],
             "waiting_seconds": mode["communication_seconds"],
             "link_seconds": max(link_seconds(host, mbit) for host in hosts),
@@ -56,7 +57,7 @@ def wrong_bytes(row):
     Beside what was counted there may be Gloo's headers (about 50 bytes a message, of which a bucket
     makes a few), what starts and ends a run (64 KiB, as in tests/network), and segments that were
     sent once more, in this run or in the one whose bytes were taken off. Where another host has sent
-    segments once more, this one may have reported a gap in as many frames as a queue holds.
+    segments once more, this one may have reported gaps in its frames.
     """
     wrong, steps = [], row["steps"] - 1
     for host in row["hosts"]:
@@ -64,7 +65,7 @@ def wrong_bytes(row):
         least = counted - SEGMENT * host["again_in_base"]
         most = counted + SEGMENT * host["again"] + (64 << 10) + counted // 500
         if any(other["again"] for other in row["hosts"] if other is not host):
-            most += GAP * host["frames"] * steps
+            most += GAP * host["run_frames"]
         if not least <= sent <= most:
             wrong.append(
                 f"{row['mode']} at {label(row['mbit_per_s'])}: host {host['host']} counted {counted:.0f} bytes "
