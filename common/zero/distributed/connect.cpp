@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <map>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -165,14 +166,17 @@ void over_hosts(const Place& place, int number, Connection& connection) {
   for (int p = 0; p < routes->per_host(); ++p) {
     of_host.push_back(routes->rank_at(routes->host_of(place.rank), p));
   }
-  // A label that no group of the program has: their keys stand in the same store.
-  Connection inside =
-      split(place, routes->place_of(place.rank), of_host, fmt::format("/inside a host/{}", number));
-  auto* const host = dynamic_cast<HostBackend*>(inside.cpu.get());
-  for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
-    if (said != "can") return;
+  std::array<Connection, 2> inside;
+  for (std::size_t line = 0; line < inside.size(); ++line) {
+    // A label that no group of the program has: their keys stand in the same store.
+    inside[line] = split(place, routes->place_of(place.rank), of_host,
+                         fmt::format("/inside a host/{}/{}", number, line));
+    auto* const host = dynamic_cast<HostBackend*>(inside[line].cpu.get());
+    for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
+      if (said != "can") return;
+    }
+    host->host_transport().set_part_of(place.store->call_log());
   }
-  host->host_transport().set_part_of(place.store->call_log());
   cpu = std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
                                               std::move(inside));
   connection.routes = routes;

@@ -15,8 +15,8 @@ namespace zero::dist {
 
 // Ends what tasks wait for, and what other ranks wait for from this one.
 void HierarchicalBackend::give_up() {
-  links_.inside.host_transport().stop();
-  links_.messages.close();
+  for (Line& line : lines_) line.links.inside.host_transport().stop();
+  lines_.front().links.messages.close();
 }
 
 auto HierarchicalBackend::or_give_up(const auto& steps) {
@@ -30,30 +30,39 @@ auto HierarchicalBackend::or_give_up(const auto& steps) {
 
 HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
                                          std::unique_ptr<Backend> direct, const GlooLinks& messages,
-                                         Connection inside)
+                                         std::array<Connection, 2> inside)
     : direct_(std::move(direct)),
       inside_(std::move(inside)),
-      links_{routes, place.rank, dynamic_cast<HostBackend&>(*inside_.cpu), messages} {}
+      lines_{
+          Line{{routes, place.rank, dynamic_cast<HostBackend&>(*inside_[0].cpu), messages}, {}},
+          Line{{routes, place.rank, dynamic_cast<HostBackend&>(*inside_[1].cpu), messages}, {}}} {}
 
 HierarchicalBackend::~HierarchicalBackend() {
-  if (!last_.valid()) return;
-  if (last_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) give_up();
-  last_.wait();
+  for (const auto& [links, last] : lines_) {
+    if (last.valid() && last.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      give_up();
+    }
+  }
+  for (const auto& [links, last] : lines_) {
+    if (last.valid()) last.wait();
+  }
 }
 
 Backend::WorkPtr HierarchicalBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
-  if (!links_.routes.take(call, input)) return direct_->start(call, output, input);
+  const bool adds = adds_up(call.operation);
+  Line& line = lines_[adds ? 1 : 0];
+  if (!line.links.routes.take(call, input)) return direct_->start(call, output, input);
   return or_give_up([&] {
-    if (adds_up(call.operation)) {
-      return run_in_order(call, std::make_shared<HostChain>(links_, call, output, input));
+    if (adds) {
+      return run_in_order(call, line, std::make_shared<HostChain>(line.links, call, output, input));
     }
-    return run_in_order(call, std::make_shared<HostGather>(links_, call, output, input));
+    return run_in_order(call, line, std::make_shared<HostGather>(line.links, call, output, input));
   });
 }
 
-Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
+Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call, Line& line,
                                                    std::shared_ptr<HostTask> task) {
-  auto run = [this, task, before = last_]() mutable {
+  auto run = [this, task, before = line.last]() mutable {
     // Before wait() returns: what the task holds is the caller's alone again.
     const auto end = c10::make_scope_exit([&task] { task.reset(); });
     if (before.valid()) std::exchange(before, {}).get();  // its error is that of all after it
@@ -62,11 +71,11 @@ Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call,
     or_give_up([&] { task->run(); });
   };
   try {
-    last_ = std::async(std::launch::async, std::move(run)).share();
+    line.last = std::async(std::launch::async, std::move(run)).share();
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{}: there is no thread for it ({})", call.text(), error.what()));
   }
-  return when_waited_for([this, call, task = std::move(task), running = last_] {
+  return when_waited_for([this, call, task = std::move(task), running = line.last] {
     try {
       running.get();
     } catch (const Error&) {

@@ -2,6 +2,7 @@
 
 // Private to common/zero/distributed.
 
+#include <array>
 #include <future>
 #include <memory>
 #include <string>
@@ -16,15 +17,16 @@ namespace zero::dist {
 /// on to the ranks of that host by a HostBackend. `direct` carries the calls that HostRoutes does
 /// not take.
 ///
-/// Threads take the steps of all these collectives (HostTask), one after the other in the order in
-/// which they were started, which is the same on all ranks. So they go on while this rank computes,
-/// and ranks may wait for them in any order.
+/// Threads take the steps of these collectives (HostTask): one after the other those that add up,
+/// and beside them the others, in the order in which they were started, which is the same on all
+/// ranks. So they go on while this rank computes, ranks may wait for them in any order, and
+/// parameters do not wait until gradients have crossed a slow link.
 class HierarchicalBackend final : public Backend {
  public:
-  /// `place` is this rank among all, `messages` connects all, `inside` the ranks of this host by a
-  /// HostBackend.
+  /// `place` is this rank among all, `messages` connects all, each of `inside` the ranks of this
+  /// host by a HostBackend.
   HierarchicalBackend(const Place& place, HostRoutes routes, std::unique_ptr<Backend> direct,
-                      const GlooLinks& messages, Connection inside);
+                      const GlooLinks& messages, std::array<Connection, 2> inside);
   ~HierarchicalBackend() override;
 
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override;
@@ -40,12 +42,16 @@ class HierarchicalBackend final : public Backend {
   /// Does `steps`. If they fail, peers hear of it: they need not wait to find out.
   auto or_give_up(const auto& steps);
   void give_up();
-  WorkPtr run_in_order(const Call& call, std::shared_ptr<HostTask> task);
+  /// Collectives of which one follows the other.
+  struct Line {
+    HostLinks links;
+    std::shared_future<void> last;  // the latest task; ends first
+  };
+  WorkPtr run_in_order(const Call& call, Line& line, std::shared_ptr<HostTask> task);
 
   std::unique_ptr<Backend> direct_;
-  Connection inside_;
-  HostLinks links_;
-  std::shared_future<void> last_;  // the latest task; ends first
+  std::array<Connection, 2> inside_;
+  std::array<Line, 2> lines_;  // those that copy, those that add up
 };
 
 }  // namespace zero::dist

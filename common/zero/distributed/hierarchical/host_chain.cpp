@@ -12,7 +12,7 @@ namespace {
 // Of a sum on its way. Shorter ones cost more messages, longer ones let the last host begin later.
 constexpr std::int64_t kWindowBytes = 128 << 10;
 // Windows that arrive, and as many that leave, at once.
-constexpr std::size_t kAhead = 2;
+constexpr std::size_t kAhead = 8;
 
 }  // namespace
 
