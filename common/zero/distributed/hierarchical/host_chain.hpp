@@ -13,7 +13,7 @@
 namespace zero::dist {
 
 /// A reduction in rank order as a chain over hosts (HostRoutes), in windows, so that all links of
-/// the chain work at the same time. Scratch: four windows from and to neighbours, and a block for
+/// the chain work at the same time. Scratch: sixteen windows from and to neighbours, and a block for
 /// each other rank of the host.
 class HostChain final : public HostTask {
  public:
