@@ -105,6 +105,7 @@ TEST(LeastOverRanks, TakesEachTimeFromTheRankWhereItIsLeast) {
 }
 
 TEST(PassClock, TimesGathersAndUnitsAndKeepsTheLeast) {
+  // What the clock measures is time.
   const auto wait = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
   PassClock clock;
   const auto pass = [&](int slow_gather, int slow_unit) {

@@ -25,7 +25,7 @@ using testing::Toy;
 using testing::trained;
 using testing::whole_weights;
 
-// No late message and no late rank may change a bit.
+// No late message and no late rank may change a bit. Only lateness shows a read that does not wait.
 void random_delays(int seeds) {
   for (int seed = 0; seed < seeds; ++seed) {
     on_ranks(3, [seed](dist::Communicator& communicator) {

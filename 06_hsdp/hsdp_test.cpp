@@ -176,8 +176,8 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
   });
 }
 
-// Random delays: ranks wait for each other in the shard group and in the replica group at the same
-// time.
+// Ranks wait for each other in the shard group and in the replica group at the same time. Only
+// lateness shows a read that does not wait.
 TEST(Hsdp, RandomDelaysChangeNothing) {
   on_ranks(4, [](dist::Communicator& communicator) {
     for (int seed = 0; seed < 6; ++seed) {

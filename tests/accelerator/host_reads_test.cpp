@@ -1,8 +1,13 @@
 // Before the host reads what depends on other ranks, it asks whether one of them is lost: what a
 // lost rank leaves in a tensor of a GPU looks like any other value.
 
+#include <ATen/ops/ones.h>
+
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_communicator.hpp>
+#include <tests/support/pipeline_run.hpp>
 #include <tests/support/session.hpp>
+#include <zero/io/whole_parameters.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "forwarding_backend.hpp"
@@ -34,6 +39,41 @@ TEST(HostReads, OfWholeParametersAreRefusedAfterALoss) {
     expect_error([&] { const train::UnshardedParameters whole(session.strategy(), 0); },
                  {"a peer is lost"});
     lost = false;
+  });
+}
+
+// The ladder's digests read these and those above.
+TEST(HostReads, OfACutParameterAreRefusedAfterALoss) {
+  on_ranks(2, [](dist::Communicator& c) {
+    bool lost = false;
+    const dist::testing::Replaced<LostPeer> over(c, lost);
+    const nn::TensorPlacement rows{.axis = &c, .dim = 0};
+    const at::Tensor part = at::ones({2, 3});
+    EXPECT_TRUE(at::equal(rows.whole_of(part), at::ones({4, 3})));
+    lost = true;
+    expect_error([&] { rows.whole_of(part); }, {"a peer is lost"});
+    lost = false;
+  });
+}
+
+// The peer is lost while the parameter travels: before that, ranks have asked for their own units.
+TEST(HostReads, OfAnotherStageAreRefusedAfterALoss) {
+  on_ranks(2, [](dist::Communicator& world) {
+    const ThreeAxes axes(world, /*stages=*/2);
+    PipelineRank rank(axes, {});
+    const std::size_t of_last_stage = rank.strategy->stage_of_model().whole().size() - 1;
+    for (const io::WholeOn ranks : {io::WholeOn::kAllRanks, io::WholeOn::kFirstRank}) {
+      bool lost = false;
+      const dist::testing::Replaced<LostPeer> over(*axes.pipeline, lost);
+      const Hooked loses(*axes.pipeline, [&](dist::Operation, dist::Purpose purpose, bool) {
+        lost = purpose == dist::Purpose::kParameter;
+      });
+      io::WholeParameters whole(*rank.strategy, ranks);
+      const auto collect = [&] { whole.collect(of_last_stage); };
+      const bool reads = ranks == io::WholeOn::kAllRanks || world.rank() == 0;
+      reads ? expect_error(collect, {"a peer is lost"}) : collect();
+      lost = false;
+    }
   });
 }
 

@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace zero::bench {
 namespace {
@@ -70,6 +71,12 @@ std::vector<double> slowest(const std::vector<Json>& ranks, const std::string& k
     }
   }
   return all;
+}
+
+double seconds_of(const std::function<void()>& work) {
+  const auto started = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
 double median(std::vector<double> values) {

@@ -42,6 +42,9 @@ std::vector<Json> on_ranks(dist::LaunchOptions options,
 /// Of ranks' lists `key`, one entry a repetition: each repetition's largest.
 std::vector<double> slowest(const std::vector<Json>& ranks, const std::string& key);
 
+/// How long `work` takes.
+double seconds_of(const std::function<void()>& work);
+
 /// The middle one; of an even number the upper of the two in the middle. Not for an empty list.
 double median(std::vector<double> values);
 

@@ -1,9 +1,11 @@
 // The average of the weights that optim::with_weight_average() keeps, over a plain module.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
@@ -132,6 +134,70 @@ TEST_P(PlainAverage, IsSavedAndGoesOnAtAnotherStageAndNumberOfRanks) {
     for (std::size_t i = 0; i < shown.size(); ++i) {
       EXPECT_TRUE(at::equal(shown[i], file.read(std::to_string(i))));
     }
+  });
+}
+
+// A checkpoint of one step that is cut short in the file of one rank.
+TEST_P(PlainAverage, IsAsBeforeAfterACheckpointThatWasRefused) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun run = averaging_run(communicator, "gpt2", stage);
+    run.step(0);
+    const std::filesystem::path place = folder / std::to_string(stage);
+    run.engine.save(place);
+    run.step(1);
+    const std::vector<at::Tensor> weights = run.weights(), average = averaged(run);
+    if (communicator.rank() == 0) {
+      const auto file = place / "step-000000001" /
+                        fmt::format("rank-00000-of-{:05}.safetensors", communicator.size());
+      std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+    }
+    communicator.barrier();
+    expect_error([&] { run.engine.load(place); }, {"it was cut short"});
+    EXPECT_TRUE(same_bits(averaged(run), average));
+    EXPECT_TRUE(same_bits(run.weights(), weights));
+  });
+}
+
+// Takes no states back while it `refuses`.
+class RefusesStates final : public HookedOptimizer {
+ public:
+  RefusesStates(std::unique_ptr<optim::Optimizer> inner, const bool& refuses)
+      : HookedOptimizer(std::move(inner), [] {}), refuses_(refuses) {}
+  Settings settings() const override { return inner_->settings(); }
+  void load_state(const at::Tensor& parameter, std::int64_t steps,
+                  const std::map<std::string, at::Tensor>& states) override {
+    if (refuses_) throw Error("no room for states");
+    inner_->load_state(parameter, steps, states);
+  }
+
+ private:
+  const bool& refuses_;
+};
+
+// The last rank has weights of the checkpoint and no average yet, and the others have both.
+TEST_P(PlainAverage, IsNotShownWhileTheModelIsPartlyLoaded) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun saves = averaging_run(communicator, "gpt2", stage);
+    saves.step(0);
+    const std::filesystem::path place = folder / std::to_string(stage);
+    saves.engine.save(place);
+    const int last = communicator.size() - 1;
+    bool refuses = communicator.rank() == last;
+    const auto adamw = averaging([&refuses](const std::vector<at::Tensor>& parameters) {
+      return std::make_unique<RefusesStates>(wrapped_adamw(parameters), refuses);
+    });
+    PlainRun loads(communicator, "gpt2", {.overlap = {.stage = stage}}, adamw);
+    const std::vector<std::string> what = {
+        fmt::format("the model is partly loaded, load another: rank {}: no room for states", last)};
+    expect_error([&] { loads.engine.load(place); }, what);
+    bool is_shown = false;
+    expect_error([&] { loads.engine.with_averaged_weights([&] { is_shown = true; }); }, what);
+    EXPECT_FALSE(is_shown);
+    refuses = false;
+    EXPECT_TRUE(loads.engine.load(place));
+    EXPECT_TRUE(same_bits(averaged(loads), averaged(saves)));
   });
 }
 

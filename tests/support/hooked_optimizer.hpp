@@ -13,7 +13,7 @@
 namespace zero::testing {
 
 /// Another optimizer with a function before every update.
-class HookedOptimizer final : public optim::Optimizer {
+class HookedOptimizer : public optim::Optimizer {
  public:
   HookedOptimizer(std::unique_ptr<optim::Optimizer> inner, std::function<void()> before_step)
       : inner_(std::move(inner)), before_step_(std::move(before_step)) {}
@@ -30,8 +30,10 @@ class HookedOptimizer final : public optim::Optimizer {
   std::int64_t steps(const at::Tensor& p) const override { return inner_->steps(p); }
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
 
- private:
+ protected:
   std::unique_ptr<optim::Optimizer> inner_;
+
+ private:
   std::function<void()> before_step_;
 };
 

@@ -21,7 +21,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 
 #include <tests/bench/bench.hpp>
@@ -259,13 +258,13 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
     sets.emplace_back(ranks, bytes, way.operation);
   } while (rotates &&
            (sets.size() < 2 || static_cast<std::int64_t>(sets.size()) * bytes < kRotated));
-  const auto seconds_of = [&](const auto& call) {
+  const auto seconds_of_one = [&](const auto& call) {
     ranks.barrier();
-    const auto started = std::chrono::steady_clock::now();
-    for (std::int64_t c = 0; c < calls; ++c) call();
-    ranks.barrier();  // ranks that share a core begin late
-    const auto time = std::chrono::steady_clock::now() - started;
-    return std::chrono::duration<double>(time).count() / static_cast<double>(calls);
+    const double seconds = bench::seconds_of([&] {
+      for (std::int64_t c = 0; c < calls; ++c) call();
+      ranks.barrier();  // ranks that share a core begin late
+    });
+    return seconds / static_cast<double>(calls);
   };
   std::size_t next = 0;
   const auto set = [&]() -> Data& { return sets[next++ % sets.size()]; };
@@ -275,9 +274,9 @@ Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes
   Times times;
   const bool works = workers(way.operation, ranks.size()).has(ranks.rank());
   for (int i = 0; i < repetitions; ++i) {
-    times.operation.push_back(seconds_of([&] { way.run(set()); }));
+    times.operation.push_back(seconds_of_one([&] { way.run(set()); }));
     if (!rotates) continue;
-    times.copy.push_back(seconds_of([&] {
+    times.copy.push_back(seconds_of_one([&] {
       const at::Tensor from = set().whole, to = set().whole;
       if (works) copy_around_cache(to, from);
     }));

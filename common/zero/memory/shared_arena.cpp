@@ -134,15 +134,21 @@ void SharedArena::make_present(std::int64_t begin, std::int64_t end) {
 }
 
 // Caller holds the mutex. What is given back costs more to fault in again than to copy into it. The
-// last go first, because allocate() looks for the first gap.
+// last go first, because allocate() looks for the first gap; neighbours go together.
 void SharedArena::limit_unused() {
-  while (static_cast<std::int64_t>(unused_.size()) * kHugePage > most_held_ - held_) {
-    const std::int64_t last = *unused_.rbegin();
+  const auto excess = [this] {
+    return static_cast<std::int64_t>(unused_.size()) * kHugePage - (most_held_ - held_);
+  };
+  while (excess() > 0) {
+    auto first = std::prev(unused_.end());
+    const std::int64_t end = *first + kHugePage;
+    while (end - *first < excess() && unused_.contains(*first - kHugePage)) --first;
+    const std::int64_t begin = *first;
     // If the file system cannot punch holes, the memory is merely kept.
-    if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, last, kHugePage) != 0)
+    if (::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, end - begin) != 0)
       return;
-    unused_.erase(last);
-    present_[static_cast<std::size_t>(last / kHugePage)] = false;
+    unused_.erase(first, unused_.end());
+    std::fill(present_.begin() + begin / kHugePage, present_.begin() + end / kHugePage, false);
   }
 }
 

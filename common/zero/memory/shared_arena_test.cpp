@@ -5,12 +5,22 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/shared_arena.hpp>
 
 namespace zero::memory {
 namespace {
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+// The offset of a new block of this value.
+std::int64_t filled(SharedArena& arena, std::int64_t bytes, int value) {
+  const std::int64_t offset = arena.allocate(bytes).value();
+  std::memset(arena.at(offset), value, static_cast<std::size_t>(bytes));
+  return offset;
+}
 
 std::int64_t bytes_in_memory(const SharedArena& arena) {
   struct stat state {};
@@ -44,13 +54,8 @@ TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
 }
 
 TEST(SharedArena, KeepsAsMuchMemoryAsItOnceHeld) {
-  constexpr std::int64_t kMiB = 1 << 20;
   SharedArena arena;
-  const auto fill = [&](std::int64_t bytes) {
-    const std::int64_t offset = arena.allocate(bytes).value();
-    std::memset(arena.at(offset), 1, static_cast<std::size_t>(bytes));
-    return offset;
-  };
+  const auto fill = [&](std::int64_t bytes) { return filled(arena, bytes, 1); };
   const std::int64_t one = fill(300 * kMiB), between = fill(2 * kMiB), two = fill(100 * kMiB);
   EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB);
   arena.free(one);
@@ -66,6 +71,23 @@ TEST(SharedArena, KeepsAsMuchMemoryAsItOnceHeld) {
   EXPECT_EQ(bytes_in_memory(arena), 402 * kMiB) << "kept again";
   EXPECT_FALSE(arena.allocate(std::int64_t{1} << 50));
   EXPECT_THROW(SharedArena(::getpid(), /*file=*/-1), Error);
+}
+
+TEST(SharedArena, GivesGapsBackAndNotWhatLiesBetweenThem) {
+  SharedArena arena;
+  std::vector<std::int64_t> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(filled(arena, 6 * kMiB, i));
+  arena.free(blocks[0]);
+  arena.free(blocks[2]);
+  EXPECT_GT(filled(arena, 8 * kMiB, 4), blocks[3]) << "behind the gaps, which are too small";
+  EXPECT_EQ(bytes_in_memory(arena), 24 * kMiB) << "one gap and 2 MiB of the other are given back";
+  EXPECT_EQ(filled(arena, 6 * kMiB, 5), blocks[0]);
+  EXPECT_EQ(bytes_in_memory(arena), 26 * kMiB);
+  for (const std::size_t i : {1, 3}) {
+    for (const std::int64_t at : {std::int64_t{0}, 6 * kMiB - 1}) {
+      EXPECT_EQ(*arena.at(blocks[i] + at), std::byte(i));
+    }
+  }
 }
 
 // Its tensors would otherwise be its parent's.

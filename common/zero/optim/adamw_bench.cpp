@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
 
-#include <chrono>
-
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
@@ -43,12 +41,6 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& parameters) {
   return all;
 }
 
-double seconds_of(const std::function<void()>& work) {
-  const auto started = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-}
-
 // Reads four arrays and writes three, as AdamW does, and computes next to nothing.
 void add_to_three(float* __restrict a, float* __restrict b, float* __restrict c,
                   const float* __restrict d) {
@@ -73,8 +65,8 @@ bench::Measured beside_copy(const Settings& settings, const std::function<void()
   std::vector<double> seconds, copies;
   step();  // makes the moments
   for (int i = 0; i < settings.steps; ++i) {
-    seconds.push_back(seconds_of(step));
-    copies.push_back(seconds_of(copy));
+    seconds.push_back(bench::seconds_of(step));
+    copies.push_back(bench::seconds_of(copy));
   }
   // Of parameter, gradient and two moments all are read, and all but the gradient written.
   const double bytes = 7.0 * sizeof(float) * kElements * static_cast<double>(settings.millions);

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstring>
 
 #include <tests/bench/bench.hpp>
@@ -23,12 +22,6 @@ struct Settings {
   int repetitions = 10;
 };
 
-double seconds_of(const std::function<void()>& work) {
-  const auto started = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-}
-
 // Each repetition is followed by a copy that reads and writes as many bytes together.
 bench::Measured beside_copy(const Settings& settings, std::int64_t bytes,
                             const std::function<void()>& work) {
@@ -39,8 +32,8 @@ bench::Measured beside_copy(const Settings& settings, std::int64_t bytes,
   std::vector<double> seconds, copies;
   work();
   for (int i = 0; i < settings.repetitions; ++i) {
-    seconds.push_back(seconds_of(work));
-    copies.push_back(seconds_of(copy));
+    seconds.push_back(bench::seconds_of(work));
+    copies.push_back(bench::seconds_of(copy));
   }
   const double time = bench::median(seconds), copy_time = bench::median(copies);
   return {std::move(seconds),

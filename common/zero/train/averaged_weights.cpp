@@ -19,8 +19,8 @@ std::vector<at::Tensor> put_in(Strategy& strategy, const std::vector<at::Tensor>
   for (std::size_t u = 0; u < strategy.list().units.size(); ++u) strategy.reshard(u);
   std::vector<at::Tensor> before(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
+    strategy.bring_shard(i);  // of all: after a load that failed it throws on every rank
     if (!values[i].defined()) continue;
-    strategy.bring_shard(i);
     const at::Tensor mine = memory::raw(strategy.piece(i).tensor).view({-1});
     before[i] = mine.clone();
     mine.copy_(values[i]);

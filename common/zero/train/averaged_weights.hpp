@@ -13,7 +13,8 @@ namespace zero::train {
 /// ranks, between steps; blocks. Needs a copy of what this rank updates. Stages 1 and 2 gather the
 /// parameters twice.
 /// @throws zero::Error on all ranks if the optimizer keeps no average, two stages of a pipeline
-/// share a parameter, or `function` throws on any.
+/// share a parameter, a load or an update has failed (Strategy::change_on_all_ranks()), or
+/// `function` throws on any.
 void with_averaged_weights(Strategy& strategy, const std::function<void()>& function);
 
 }  // namespace zero::train

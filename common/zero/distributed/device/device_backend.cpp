@@ -129,25 +129,26 @@ std::string DeviceBackend::error_of_groups() const {
   return "";
 }
 
-std::string DeviceBackend::group_name(const Call& call) const {
+DeviceBackend::Lane DeviceBackend::lane_of(const Call& call) const {
   const bool sends = call.operation == Operation::kSend;
-  const bool is_message = sends || call.operation == Operation::kRecv;
-  if (is_message) return sends == (call.root < place_.rank) ? "down" : "others";
-  return call.purpose == Purpose::kGradient ? "gradients" : "others";
+  if (sends || call.operation == Operation::kRecv) {
+    return {sends == (call.root < place_.rank) ? "down" : "others", call.root};
+  }
+  return {call.purpose == Purpose::kGradient ? "gradients" : "others", kAllPeers};
 }
 
 c10d::Backend& DeviceBackend::group_of(const Call& call) {
-  DeviceGroup& group = groups_[group_name(call)];
-  if (group == nullptr) group = new_group(group_name(call));
+  const std::string_view name = lane_of(call).group;
+  DeviceGroup& group = groups_[name];
+  if (group == nullptr) group = new_group(std::string(name));
   return *group;
 }
 
 const c10::Stream& DeviceBackend::stream_of(const Call& call) {
-  const bool is_message = call.operation == Operation::kSend || call.operation == Operation::kRecv;
-  const std::pair key(group_name(call), is_message ? call.root : -1);
-  const auto found = streams_.find(key);
+  const Lane lane = lane_of(call);
+  const auto found = streams_.find(lane);
   if (found != streams_.end()) return found->second;
-  return streams_.emplace(key, new_stream(transport_.device)).first->second;
+  return streams_.emplace(lane, new_stream(transport_.device)).first->second;
 }
 
 c10::Stream DeviceBackend::current_stream() const {
@@ -184,7 +185,7 @@ void DeviceBackend::wait_for(const Flight& flight) {
       if (!why.empty()) fail(flight, why);
       next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kLook);  // to wait for an event would have no time limit
   }
 }
 

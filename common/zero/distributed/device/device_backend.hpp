@@ -6,11 +6,13 @@
 #include <c10/core/Stream.h>
 
 #include <chrono>
+#include <compare>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
@@ -77,6 +79,13 @@ class DeviceBackend final : public Backend {
   void synchronize() override;
 
  private:
+  static constexpr int kAllPeers = -1;
+  /// What has a stream: the collectives of a group, or its messages to or from one peer.
+  struct Lane {
+    std::string_view group;  ///< "down" (messages to lower ranks), "gradients" or "others"
+    int peer;
+    auto operator<=>(const Lane&) const = default;
+  };
   using GroupOperation = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
   DeviceGroup new_group(const std::string& name) const;
@@ -87,8 +96,7 @@ class DeviceBackend final : public Backend {
   /// it.
   void launch(const Call& call, const GroupOperation& operation);
   WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
-  /// That of the messages to lower ranks, of gradients, or of all others.
-  std::string group_name(const Call& call) const;
+  Lane lane_of(const Call& call) const;
   c10d::Backend& group_of(const Call& call);
   const c10::Stream& stream_of(const Call& call);
   c10::Stream current_stream() const;
@@ -103,10 +111,10 @@ class DeviceBackend final : public Backend {
 
   Place place_;
   DeviceTransport transport_;
-  std::map<std::string, DeviceGroup> groups_;  // by name; the first call makes each
-  std::map<std::pair<std::string, int>, c10::Stream> streams_;  // by group, and peer of a message
-  std::deque<std::shared_ptr<Flight>> flights_;  // not yet seen to be complete, oldest first
-  std::string aborted_;                          // why; empty: they are not
+  std::map<std::string_view, DeviceGroup> groups_;  // by name; the first call makes each
+  std::map<Lane, c10::Stream> streams_;             // the first call makes each
+  std::deque<std::shared_ptr<Flight>> flights_;     // not yet seen to be complete, oldest first
+  std::string aborted_;                             // why; empty: they are not
 };
 
 }  // namespace zero::dist

@@ -58,7 +58,7 @@ void MessageSet::fail(int peer, const std::string& cause, std::string why) const
     why = peer_is_late(links_.log->world_rank(peer), links_.timeout);
   } else if (cause.find("Application timeout") != std::string::npos) {
     // Gloo closes all connections when one wait times out, which close() uses.
-    why = "given up after an error of another collective";
+    why = "ended because another collective of this rank has failed";
   }
   throw Error(fmt::format("{}: {}", call_.text(), why));
 }

@@ -29,7 +29,7 @@ void meet_in(const std::filesystem::path& folder, int rank, const std::vector<in
   std::ofstream{folder / std::to_string(rank)};
   for (const int other : others) {
     while (!std::filesystem::exists(folder / std::to_string(other))) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // until it looks again
     }
   }
 }
@@ -51,6 +51,7 @@ void expect_known_to_all(int hosts, int late, const std::function<Work(Communica
   auto exits = ranks_ended(options, [&](Communicator& c) {
     c.set_hosts(host_of);
     c.barrier();
+    // No rank can tell that it waits inside the call.
     if (c.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     if (c.rank() == victim) ::raise(SIGKILL);
     try {
@@ -95,6 +96,7 @@ TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
       EXPECT_THROW(
           {
             const Work work = group->all_reduce(at::ones({100}), Purpose::kGradient);
+            // Nothing tells that the other's values have come.
             std::this_thread::sleep_for(std::chrono::milliseconds(200));
             throw Error("enough");
           },

@@ -308,6 +308,7 @@ TEST(HierarchicalTensors, MayBeOverwrittenWhenWaitReturns) {
     for (int late = 0; late < 8; ++late) {
       const at::Tensor whole = at::full({4 * kElements}, c.rank() + 1.0);
       const at::Tensor piece = at::empty({kElements});
+      // Time in which the others would return if they did not wait for it.
       if (c.rank() == late % 4) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       c.reduce_scatter(piece, whole, Purpose::kGradient, ReduceOp::kSum).wait();
       whole.fill_(std::nan(""));

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -51,12 +50,6 @@ std::vector<at::Tensor> parameters(const Settings& settings) {
   return all;
 }
 
-double seconds_of(const std::function<void()>& step) {
-  const auto started = std::chrono::steady_clock::now();
-  step();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-}
-
 // Bytes a second that fio moves where it is installed (Debian: fio), with as many threads, each
 // with blocks of the same size, half of them read and half written; else 0.
 double rate_of_fio(const Settings& settings) {
@@ -90,9 +83,9 @@ bench::Measured all_three(const Settings& settings) {
   std::vector<double> computing, moving, both;
   // One after the other in each round: a disk that others use changes its rate.
   for (int round = 0; round <= settings.steps; ++round) {
-    computing.push_back(seconds_of([&] { resident->step(); }));
-    moving.push_back(seconds_of([&] { offloaded->stream_offloaded(); }));
-    both.push_back(seconds_of([&] { offloaded->step(); }));
+    computing.push_back(bench::seconds_of([&] { resident->step(); }));
+    moving.push_back(bench::seconds_of([&] { offloaded->stream_offloaded(); }));
+    both.push_back(bench::seconds_of([&] { offloaded->step(); }));
     if (round == 0) computing = moving = both = {};  // it makes the moments
   }
   for (std::size_t i = 0; i < ours.size(); ++i) {
