@@ -20,7 +20,7 @@ trained at every speed, and for each there is printed
     counted    bytes that a rank sends in a step, by the ladder's own counters, mean over ranks
     interface  bytes that arrived at the switch for each step, frame headers included
     headers    66 bytes for each frame. Full frames have 4.6 %; acknowledgements of what came the other
-               way are frames too and about as much again. Where the token bucket takes pieces of
+               way, one for about every second frame, are frames too. Where the token bucket takes pieces of
                up to 64 KiB whole (from some 250 Mbit/s), and where there is none, a piece is one
                frame with one header, as where a network card cuts the frames: a few tenths of a %.
     rest       what remains: Gloo's own few bytes a message and segments that TCP sent once more

@@ -111,6 +111,7 @@ def deepspeed_engine(model, optimizer, stage):
 
     return deepspeed.initialize(model=model, optimizer=optimizer, dist_init_required=False, config={
         "train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,  # it clips to a norm of 1 by default
         "zero_optimization": {"stage": stage}})[0]
 
 

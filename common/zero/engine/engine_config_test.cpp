@@ -347,12 +347,18 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
 // The engine cannot turn them on: the model has its checkpoints.
 TEST(DeepSpeedConfig, NamesWhatActivationsOnTheHostAreHere) {
   EXPECT_THAT(
-      engine_config_from_deepspeed(R"({"zero_optimization": {"stage": 3},
+      engine_config_from_deepspeed(R"({"zero_optimization": {"stage": 3}, "gradient_clipping": 1,
       "activation_checkpointing": {"cpu_checkpointing": true, "partition_activations": true}})")
           .notes,
       ElementsAre("activation_checkpointing is not read: a model's own nn::checkpoint() has "
                   "on_host for cpu_checkpointing and partition_over for "
                   "partition_activations"));
+}
+
+TEST(DeepSpeedConfig, SaysThatNothingIsClippedWithoutANorm) {
+  const ReadConfig read = engine_config_from_deepspeed(R"({"zero_optimization": {"stage": 3}})");
+  EXPECT_EQ(read.config.clip_norm, 0);
+  EXPECT_THAT(read.notes, ElementsAre(HasSubstr("gradient_clipping is missing")));
 }
 
 TEST(DeepSpeedConfig, SaysWhatMakesNoDifference) {

@@ -188,6 +188,11 @@ ReadOptions read_deepspeed_options(const std::string& json) {
   double clip_norm = 0;
   around.count("gradient_accumulation_steps", 1, accumulation_steps);
   around.real("gradient_clipping", "a norm, or 0 for no clipping", clip_norm);
+  if (!file.contains("gradient_clipping")) {
+    notes.emplace_back(
+        "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19 clips to a norm of "
+        "1");
+  }
   for (const char* dtype : {"fp16", "bf16"}) {
     around.field(dtype, [&, dtype](const Json& value) {
       if (!value.is_object()) around.refuse(dtype, value, "a JSON object");

@@ -134,11 +134,11 @@ DeviceBackend::Lane DeviceBackend::lane_of(const Call& call) const {
   if (sends || call.operation == Operation::kRecv) {
     return {sends == (call.root < place_.rank) ? "down" : "others", call.root};
   }
-  return {call.purpose == Purpose::kGradient ? "gradients" : "others", kAllPeers};
+  return {call.purpose == Purpose::kGradient ? "gradients" : "others", -1};
 }
 
 c10d::Backend& DeviceBackend::group_of(const Call& call) {
-  const std::string_view name = lane_of(call).group;
+  const std::string_view name = lane_of(call).first;
   DeviceGroup& group = groups_[name];
   if (group == nullptr) group = new_group(std::string(name));
   return *group;

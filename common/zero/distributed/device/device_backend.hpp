@@ -6,7 +6,6 @@
 #include <c10/core/Stream.h>
 
 #include <chrono>
-#include <compare>
 #include <deque>
 #include <functional>
 #include <map>
@@ -79,13 +78,9 @@ class DeviceBackend final : public Backend {
   void synchronize() override;
 
  private:
-  static constexpr int kAllPeers = -1;
-  /// What has a stream: the collectives of a group, or its messages to or from one peer.
-  struct Lane {
-    std::string_view group;  ///< "down" (messages to lower ranks), "gradients" or "others"
-    int peer;
-    auto operator<=>(const Lane&) const = default;
-  };
+  /// What has a stream: a group, "down" (messages to lower ranks), "gradients" or "others", and the
+  /// peer of its messages, or -1 for its collectives.
+  using Lane = std::pair<std::string_view, int>;
   using GroupOperation = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
   DeviceGroup new_group(const std::string& name) const;

@@ -39,12 +39,9 @@ HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
 
 HierarchicalBackend::~HierarchicalBackend() {
   for (const auto& [links, last] : lines_) {
-    if (last.valid() && last.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-      give_up();
-    }
-  }
-  for (const auto& [links, last] : lines_) {
-    if (last.valid()) last.wait();
+    if (!last.valid()) continue;
+    if (last.wait_for(std::chrono::seconds(0)) != std::future_status::ready) give_up();
+    last.wait();
   }
 }
 
