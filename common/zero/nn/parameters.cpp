@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <map>
-#include <ranges>
 #include <regex>
 #include <set>
 #include <string_view>
@@ -183,8 +182,8 @@ std::size_t ParameterList::index_of(const Unit& unit) const {
 }
 
 bool ParameterList::has_inner(std::size_t u) const {
-  // The root is its own parent, and an inner unit comes after the one around it.
-  return std::ranges::count(units | std::views::drop(u + 1), u, &UnitInfo::parent) > 0;
+  // The first one inside comes next. (The root is its own parent.)
+  return u + 1 < units.size() && units[u + 1].parent == u;
 }
 
 bool ParameterList::lies_within(std::size_t u, std::size_t outer) const {

@@ -21,6 +21,7 @@ using memory::Charge;
 AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
                                const Shards& shards, PassHooks& hooks)
     : model_(model), list_(list), shards_(shards), hooks_(hooks), use_(list) {
+  for (std::size_t u = 0; u < list_.units.size(); ++u) index_.try_emplace(list_.units[u].unit, u);
   for (std::size_t i = 0; i < list_.size(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { gradient_ready(i); });
   }
@@ -118,7 +119,7 @@ void AutogradPasses::records_backward(nn::Unit& unit) {
 
 void AutogradPasses::on_hook(UnitCall::Hook hook, nn::Unit& unit) {
   const nn::Unwatched unwatched;
-  const UnitCall mine{hook, list_.index_of(unit), c10::GradMode::is_enabled(),
+  const UnitCall mine{hook, index_.at(&unit), c10::GradMode::is_enabled(),
                       nn::SuppressGradientHooks::active()};
   if (recorded_ != nullptr && running_) recorded_->push_back(mine);
   call(mine);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include <zero/data/batch.hpp>
@@ -105,6 +106,7 @@ class AutogradPasses : private nn::UnitHooks {
 
   nn::Model& model_;
   const nn::ParameterList& list_;
+  std::unordered_map<const nn::Unit*, std::size_t> index_;  // in list_.units
   const Shards& shards_;
   PassHooks& hooks_;
   ForwardRecords forwards_;
