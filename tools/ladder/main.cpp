@@ -131,6 +131,7 @@ class Ranks {
 // epochs into steps. The report as far as it is known then.
 Json check_before_training(Options& options, bool reports) {
   const Samples samples = read_samples(options);
+  options.data_fingerprint = samples.dataset->fingerprint();
   if (options.epochs > 0) options.steps = options.epochs * samples.steps_per_epoch;
   const auto saved = check_checkpoints(options, samples);
   Json report = report_head(options);

@@ -53,6 +53,7 @@ struct Options {
   std::string weights;  ///< folder with config.json and safetensors; empty: weights by seed
   std::string weights_config;  ///< the text of that config.json
   std::vector<std::string> data;
+  std::string data_fingerprint;  ///< Dataset::fingerprint() before the first mode
   int world_size = 2;
   int ranks_here = 0;       ///< of them on this machine, if a launcher started them; 0: all
   std::int64_t steps = 4;   ///< with `epochs`, known once the data is read

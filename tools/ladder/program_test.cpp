@@ -128,6 +128,18 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
 }
 
 // Groups of two ranks, and ddp in their order.
+// The traces of the first mode are there when the second one reads all files of the folder.
+TEST(Text, ThatChangesBetweenTwoModesEndsTheRun) {
+  const TestFolder folder;
+  folder.write("text.md", std::string(2000, 'z'));
+  const ProcessResult ended =
+      run_ladder(folder, kQuick + "--modes ddp,engine1 --data" + shell_word(folder / "*") +
+                             "--trace" + shell_word(folder / "trace.json"));
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.said, HasSubstr("mode engine1 failed"));
+  EXPECT_THAT(ended.said, HasSubstr("the data has changed since the run began"));
+}
+
 TEST(GroupsOfRanks, TrainLikeDdpInTheirOrderAndMustFit) {
   const TestFolder folder;
   const std::string groups = kQuick + "--nproc 4 --modes ddp,hsdp1,hsdp2,hsdp3 --shard-size ";

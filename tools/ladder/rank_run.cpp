@@ -153,10 +153,16 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
   run["--save"] = !o.save.empty();
   run["--memory-timeline"] = !o.pictures.memory_timeline.empty();
   run["--trace"] = !o.pictures.trace.empty();
-  run["data (tokens and tokenizer)"] = dataset.fingerprint();
+  const std::string data = dataset.fingerprint();
+  run["data (tokens and tokenizer)"] = data;
   std::string lines;
   for (const auto& [key, value] : run.items()) lines += fmt::format("{} {}\n", key, value.dump());
   dist::verify_same(communicator, "the run", lines);
+  if (data != o.data_fingerprint) {
+    throw Error(
+        "the data has changed since the run began, so its modes cannot be compared: begin again "
+        "(without --data it is the *.md of this project)");
+  }
 }
 
 std::shared_ptr<nn::Llama> whole_model(const Options& options,
