@@ -172,6 +172,20 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, Json& 
   options.update(of_groups);
 }
 
+// What a whole file has beside what is read, and what it lacks.
+void note_the_rest(const Json& file, base::Keys& around, std::vector<std::string>& notes) {
+  for (const auto& [key, value] : file.items()) {
+    if (around.has(key)) continue;
+    around.field(key, [&notes, name = key](const Json&) {
+      notes.push_back(fmt::format("{} is not read", name));
+    });
+  }
+  if (file.contains("gradient_clipping")) return;
+  notes.emplace_back(
+      "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19 clips to a norm of "
+      "1");
+}
+
 }  // namespace
 
 ReadOptions read_deepspeed_options(const std::string& json) {
@@ -188,11 +202,6 @@ ReadOptions read_deepspeed_options(const std::string& json) {
   double clip_norm = 0;
   around.count("gradient_accumulation_steps", 1, accumulation_steps);
   around.real("gradient_clipping", "a norm, or 0 for no clipping", clip_norm);
-  if (!file.contains("gradient_clipping")) {
-    notes.emplace_back(
-        "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19 clips to a norm of "
-        "1");
-  }
   for (const char* dtype : {"fp16", "bf16"}) {
     around.field(dtype, [&, dtype](const Json& value) {
       if (!value.is_object()) around.refuse(dtype, value, "a JSON object");
@@ -209,12 +218,7 @@ ReadOptions read_deepspeed_options(const std::string& json) {
         "cpu_checkpointing and partition_over for partition_activations");
   });
   around.field("zero_optimization", [](const Json&) {});
-  for (const auto& [key, value] : file.items()) {
-    if (around.has(key)) continue;
-    around.field(key, [&notes, name = key](const Json&) {
-      notes.push_back(fmt::format("{} is not read", name));
-    });
-  }
+  note_the_rest(file, around, notes);
   around.read(file);
   if (!file["zero_optimization"].is_object()) {
     throw Error("zero_optimization must be a JSON object");

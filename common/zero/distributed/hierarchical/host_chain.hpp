@@ -13,8 +13,8 @@
 namespace zero::dist {
 
 /// A reduction in rank order as a chain over hosts (HostRoutes), in windows, so that all links of
-/// the chain work at the same time. Scratch: sixteen windows from and to neighbours, and a block for
-/// each other rank of the host.
+/// the chain work at the same time. Scratch: sixteen windows from and to neighbours, and a block
+/// for each other rank of the host.
 class HostChain final : public HostTask {
  public:
   HostChain(const HostLinks& links, const Call& call, const at::Tensor& output,
