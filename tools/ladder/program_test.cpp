@@ -127,7 +127,6 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   expect_identical(report, 4);
 }
 
-// Groups of two ranks, and ddp in their order.
 // The traces of the first mode are there when the second one reads all files of the folder.
 TEST(Text, ThatChangesBetweenTwoModesEndsTheRun) {
   const TestFolder folder;
@@ -140,6 +139,7 @@ TEST(Text, ThatChangesBetweenTwoModesEndsTheRun) {
   EXPECT_THAT(ended.said, HasSubstr("the data has changed since the run began"));
 }
 
+// Groups of two ranks, and ddp in their order.
 TEST(GroupsOfRanks, TrainLikeDdpInTheirOrderAndMustFit) {
   const TestFolder folder;
   const std::string groups = kQuick + "--nproc 4 --modes ddp,hsdp1,hsdp2,hsdp3 --shard-size ";

@@ -28,6 +28,18 @@ auto HierarchicalBackend::or_give_up(const auto& steps) {
   }
 }
 
+// After give_up(), so that both lines end. One may have failed only because the other did.
+std::string HierarchicalBackend::with_cause(std::string error) const {
+  for (const Line& line : lines_) {
+    try {
+      if (line.last.valid()) line.last.get();
+    } catch (const std::exception& other) {
+      if (message_of(other) != error) error += "; " + message_of(other);
+    }
+  }
+  return error;
+}
+
 HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
                                          std::unique_ptr<Backend> direct, const GlooLinks& messages,
                                          std::array<Connection, 2> inside)
@@ -75,12 +87,12 @@ Backend::WorkPtr HierarchicalBackend::run_in_order(const Call& call, Line& line,
   return when_waited_for([this, call, task = std::move(task), running = line.last] {
     try {
       running.get();
-    } catch (const Error&) {
-      throw;
+      or_give_up([&] { task->finish(); });
+    } catch (const Error& error) {
+      throw Error(with_cause(error.what()));
     } catch (const std::exception& error) {
-      throw Error(fmt::format("{}: {}", call.text(), message_of(error)));
+      throw Error(with_cause(fmt::format("{}: {}", call.text(), message_of(error))));
     }
-    or_give_up([&] { task->finish(); });
   });
 }
 

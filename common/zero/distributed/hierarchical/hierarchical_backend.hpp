@@ -42,6 +42,8 @@ class HierarchicalBackend final : public Backend {
   /// Does `steps`. If they fail, peers hear of it: they need not wait to find out.
   auto or_give_up(const auto& steps);
   void give_up();
+  /// `error`, and that of the other line if it has another.
+  std::string with_cause(std::string error) const;
   /// Collectives of which one follows the other.
   struct Line {
     HostLinks links;

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include <tests/support/between_hosts.hpp>
+#include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
@@ -104,6 +105,24 @@ TEST(HierarchicalFaults, ARankThatGivesUpDoesNotWaitForTheOthers) {
       group.reset();
     }
     meet_in(folder.path(), c.rank(), {2, 3});
+  });
+}
+
+// A gather does not follow a reduction, and yet its error has that of the reduction in it.
+TEST(HierarchicalFaults, OfAReductionAreToldByAGatherBesideIt) {
+  const BetweenHosts forced("hierarchical");
+  const RankOptions options{.world_size = 4, .timeout = std::chrono::seconds(2)};
+  on_ranks(options, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    if (c.rank() == 3) {  // it calls neither
+      std::this_thread::sleep_for(std::chrono::seconds(3));
+      return;
+    }
+    Work reduction = sum(c);
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // so that its time is over first
+    Work gathered = gather(c);
+    testing::expect_error([&] { gathered.wait(); }, {"all_reduce #"});
+    testing::expect_error([&] { reduction.wait(); }, {"all_reduce #"});
   });
 }
 
