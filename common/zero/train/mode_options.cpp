@@ -182,7 +182,7 @@ void note_the_rest(const Json& file, base::Keys& around, std::vector<std::string
   }
   if (file.contains("gradient_clipping")) return;
   notes.emplace_back(
-      "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19 clips to a norm of "
+      "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19.8 clips to a norm of "
       "1");
 }
 
