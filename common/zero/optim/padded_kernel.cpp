@@ -41,7 +41,9 @@ void run_padded(const std::vector<Operands>& parameters,
     const std::int64_t body = p.front().numel() - tail_of(p);
     if (tail_of(p) != 0) scratch_elements += kVector;
     if (body == 0) continue;
-    for (std::size_t i = 0; i < operands; ++i) lists[i].push_back(p[i].narrow(0, 0, body));
+    for (std::size_t i = 0; i < operands; ++i) {
+      lists[i].push_back(tail_of(p) == 0 ? p[i] : p[i].narrow(0, 0, body));
+    }
   }
   std::vector<at::Tensor> scratch;
   if (scratch_elements > 0) {

@@ -282,7 +282,9 @@ void FlatParameters::reshard() {
 // other ranks are there too, so that a read in the wrong place is an error on all ranks.
 void FlatParameters::show_own_members() {
   for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
-    if (uses_shard(m)) memory::borrow_storage(own_members_[m], mine_of_shard(shard_, m));
+    if (!uses_shard(m)) continue;
+    const at::Tensor& piece = pieces_[m].tensor;  // costs less than a new view
+    memory::borrow_storage(own_members_[m], piece.defined() ? piece : mine_of_shard(shard_, m));
   }
 }
 
@@ -380,8 +382,11 @@ void FlatParameters::collect(std::size_t m) {
   at::Tensor& gradient = tensor(m).mutable_grad();
   if (!gradient.defined()) return;
   // The layers of zero/nn have written it there already; ordinary autograd has not.
+  if (full_gradient_.defined() && gradient.is_alias_of(full_gradient_) &&
+      gradient.storage_offset() == layout_.offset(m)) {
+    return;
+  }
   at::Tensor place = gradient_view(m);
-  if (gradient.data_ptr() == place.data_ptr()) return;
   place.copy_(gradient);
   gradient = place;
 }
