@@ -1,5 +1,6 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <nccl.h>
 #include <torch/csrc/cuda/nccl.h>
@@ -60,6 +61,16 @@ DeviceGroup make_nccl_group(const StorePtr& store, int rank, int size,
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
 }
 
+// Of the NCCL that this process has loaded. LibTorch knows that of its header alone, and a newer
+// NCCL may stand in the place of the one that came with it. If LibTorch hides its NCCL, it is that.
+int running_version() {
+  int version = NCCL_VERSION_CODE;
+  if (void* asked = ::dlsym(RTLD_DEFAULT, "ncclGetVersion")) {
+    reinterpret_cast<decltype(&ncclGetVersion)>(asked)(&version);
+  }
+  return version;
+}
+
 int chosen_device(const Place& place) {
   if (!memory::gpu_problem().empty()) return place.local_rank;  // agree_on_gpus() says why
   if (place.size == 1) return c10::cuda::current_device();
@@ -69,10 +80,8 @@ int chosen_device(const Place& place) {
 }  // namespace
 
 bool ranks_may_share_a_gpu() {
-  // Major, minor and patch version in 16 bits each.
-  constexpr std::uint64_t kFirst = std::uint64_t{2} << 32 | std::uint64_t{30} << 16;
   return base::variable("NCCL_MULTI_RANK_GPU_ENABLE") == "1" &&
-         torch::cuda::nccl::version() >= kFirst;
+         running_version() >= NCCL_VERSION(2, 30, 0);
 }
 
 void enable_nccl(const NcclOptions& nccl) {
