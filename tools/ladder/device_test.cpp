@@ -55,5 +55,16 @@ TEST(GpuLadder, AllModesEndWithTheSameWeights) {
   EXPECT_EQ(ended.code, 0) << ended.said;
 }
 
+TEST(GpuLadder, AnUpdateOnTheHostRoundsOtherwise) {
+  const TestFolder folder;
+  const ProcessResult ended =
+      run_ladder(folder, kQuick + "--device cuda --nproc 1 --modes ddp,engine2:offload=host");
+  for (const char* reason : {"there is no usable GPU", "ladder_cuda cannot be started"}) {
+    if (ended.said.find(reason) != std::string::npos) GTEST_SKIP() << ended.said;
+  }
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("rounded"));
+}
+
 }  // namespace
 }  // namespace zero::ladder

@@ -16,7 +16,8 @@
 ///   "formula_difference"                 (mean total - formula) / formula
 ///   "sent_bytes_per_rank", "sent_in_v"   all purposes on the data axis, with their maxima
 ///   "losses", "loss_first", "loss_last"  of the steps, means over ranks
-///   "rounds"       what is sent is rounded, so that the weights are close to DDP's and not equal
+///   "rounds"       what is sent is rounded, or the host updates for a GPU, so that the weights are
+///                  close to DDP's and not equal
 ///   "every_tensor_changed", "batches_differed", "gradients_differed"
 ///                  equal weights prove something only if all three hold: no trainable tensor kept
 ///                  its first value, no two ranks of a data axis saw the same batch, and none had

@@ -152,7 +152,10 @@ std::string marks_legend(const Json& modes) {
   const auto any = [&](const char* mark) {
     return std::ranges::any_of(modes, [&](const Json& mode) { return mode["identity"] == mark; });
   };
-  return fmt::format("{}{}", any("rounded") ? "\"rounded\": the mode rounds what it sends.\n" : "",
+  return fmt::format("{}{}",
+                     any("rounded") ? "\"rounded\": the mode rounds what it sends, or the host "
+                                      "updates for a GPU and rounds otherwise.\n"
+                                    : "",
                      any("-") ? "\"-\": ddp did not run.\n" : "");
 }
 

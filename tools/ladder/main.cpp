@@ -150,6 +150,15 @@ Json check_before_training(Options& options, bool reports) {
   return report;
 }
 
+// Whether weights come close to those of ddp only: what is sent is rounded, or the host updates for
+// a GPU, whose kernels round otherwise.
+bool rounds(const Options& options, const std::string& mode) {
+  if (all_modes().rounds(mode)) return true;
+  const std::string of_mode = all_modes().options(mode);
+  return options.device == kGpu.name && !of_mode.empty() &&
+         !Json::parse(of_mode).value("offload", "").empty();
+}
+
 // Adds a row for each mode to `report` if this process reports. The memory timelines of the modes.
 Json train_modes(const Options& options, Ranks& ranks, Json& report) {
   Json timelines = Json::array();
@@ -158,8 +167,7 @@ Json train_modes(const Options& options, Ranks& ranks, Json& report) {
     if (&mode != &options.modes.back()) one.save = "";  // the last one is saved
     const Json results = ranks.run(mode, one);
     if (!ranks.reports()) continue;
-    report["modes"].push_back(
-        mode_row(mode, all_modes().rounds(mode), results, options.mesh.cell()));
+    report["modes"].push_back(mode_row(mode, rounds(options, mode), results, options.mesh.cell()));
     timelines.push_back(results.front().value("memory_timeline", Json()));
   }
   return timelines;
