@@ -37,10 +37,11 @@ struct Settings {
   std::int64_t batch = 8;
   std::int64_t length = 1024;
   int steps = 20;
+  std::string trace;
 };
 
-// Kernels that `work` starts on the GPU.
-std::int64_t launches_of(const std::function<void()>& work) {
+// Kernels that `work` starts on the GPU. `trace`, if it is not empty, is a file for what it did.
+std::int64_t launches_of(const std::function<void()>& work, const std::string& trace) {
   namespace profiler = torch::autograd::profiler;
   using libkineto::ActivityType;
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
@@ -50,6 +51,7 @@ std::int64_t launches_of(const std::function<void()>& work) {
   profiler::enableProfiler(config, activities);
   work();
   const auto result = profiler::disableProfiler();
+  if (!trace.empty()) result->save(trace);
   return std::ranges::count_if(result->events(), [](const auto& event) {
     return event.activityType() == static_cast<std::uint8_t>(ActivityType::CONCURRENT_KERNEL);
   });
@@ -138,6 +140,7 @@ int run(int argc, char** argv) {
   app.add_option("--batch", s.batch)->capture_default_str()->check(CLI::Range(1, 4096));
   app.add_option("--seq-len", s.length)->capture_default_str()->check(CLI::Range(2, 8192));
   app.add_option("--steps", s.steps)->capture_default_str()->check(CLI::Range(1, 10000));
+  app.add_option("--trace", s.trace, "a Chrome trace of one step more");
   CLI11_PARSE(app, argc, argv);
   if (s.device == "cpu") {
     memory::install();
@@ -153,10 +156,11 @@ int run(int argc, char** argv) {
   training.finish();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   const double peak = static_cast<double>(memory::snapshot().total_peak) / (1 << 20);
-  const std::int64_t launches = launches_of([&] {
+  const auto step = [&] {
     training.step();
     training.finish();
-  });
+  };
+  const std::int64_t launches = launches_of(step, s.trace);
   const nlohmann::ordered_json said = {
       {"tokens/s", static_cast<double>(s.steps * s.batch * s.length) / took.count()},
       {"peak MiB", peak},

@@ -6,9 +6,11 @@ gpu.json and gpu.txt in the folder of --out, so that what ends the run loses non
 step may be skipped, with its reason), 77 where there is no GPU, else 1.
 """
 
+import _pydecimal
 import argparse
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 from collections import Counter
 from pathlib import Path
 from typing import Callable, NamedTuple
@@ -26,6 +29,9 @@ HERE = Path(__file__).resolve().parent
 SKIPPED = 77
 KEPT = 3000  # characters of what a step said that did not pass
 NO_GPU = re.compile(r"there is no usable GPU \(([^.)]*)")
+# NCCL may then give one GPU to several ranks. Their kernels wait for each other, so all must find room on it.
+SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "8"}
+SHARED = re.compile(r"ranks \d+ and \d+ would both use ")
 NOT_RUN = {"result": "not run yet", "figures": {}}
 
 
@@ -36,6 +42,7 @@ class Step(NamedTuple):
     command: list
     limit: float  # seconds
     figures: Callable[[str], dict]
+    variables: dict = {}  # of its environment, if they are not set
 
 
 def tests(said):
@@ -47,17 +54,35 @@ def last_json(said):
     return json.loads(re.findall(r"^\{.*\}$", said, re.MULTILINE)[-1])
 
 
+def texts():
+    """Python's own, half a megabyte."""
+    return [Path(module.__file__) for module in (_pydecimal, argparse, inspect, typing)]
+
+
 def all_steps(programs, out):
     """The steps with the programs in one folder; files of their own go to another."""
     def program(name, *words):
         return [programs / name, *words]
 
-    def ladder(name, *words):
-        return program("ladder_cuda", "--device", "cuda", "--nproc", "1", "--model", "tiny", "--data", __file__,
+    def ladder(name, *words, ranks=1, model="tiny", data=(__file__,)):
+        return program("ladder_cuda", "--device", "cuda", "--nproc", str(ranks), "--model", model, "--data", *data,
                        "--no-compute-alone", "--json", out / f"{name}.json", *words)
 
+    def modes_of(name):
+        return json.loads((out / f"{name}.json").read_text())["modes"]
+
     def modes(name):
-        return lambda _: {"modes": len(json.loads((out / f"{name}.json").read_text())["modes"])}
+        return lambda _: {"modes": len(modes_of(name))}
+
+    def shares(name, *of):
+        """What a rank holds of the model states under these modes, beside the first one."""
+        def figures(_):
+            kinds = ("parameter_mib", "gradient_mib", "optimizer_mib")
+            held = {mode["mode"]: sum(mode["ranks"][0][kind] for kind in kinds) for mode in modes_of(name)}
+            first = next(iter(held))
+            return {"modes": len(held), f"{first} MiB": held[first],
+                    **{f"of it {mode}": held[mode] / held[first] for mode in of}}
+        return figures
 
     def events(_):
         of = Counter(event.get("cat") for event in
@@ -71,19 +96,35 @@ def all_steps(programs, out):
         return [sys.executable, HERE / "torch_step.py", "--mode", mode]
 
     every = "ddp,zero1,zero2,zero3,tensor_zero3,engine0,engine1,engine2,engine3"
+    to_host = "engine2:offload=host"
     steps = [
-        Step("devices and storage", suite("Gpu/OneDevice.*"), 60, tests),
-        Step("engine and streams, one rank over NCCL", suite("Gpu/EngineOn.*/N1:Gpu/StreamsOn.*/N1"), 60, tests),
-        Step("facts of NCCL", [sys.executable, HERE / "nccl_facts.py"], 40, last_json),
-        Step("ladder, tiny", ladder("tiny", "--modes", every), 30, modes("tiny")),
-        Step("ladder, bf16", ladder("bf16", "--modes", every, "--dtype", "bf16"), 30, modes("bf16")),
-        Step("ladder, trace", ladder("trace", "--modes", "engine3", "--trace", out / "trace.json"), 30, events),
-        Step("SmolLM2-360M, plain loop", program("device_step", "--mode", "plain"), 35, last_json)]
-    steps += [Step(f"SmolLM2-360M, engine, stage {stage}", program("device_step", "--mode", f"engine{stage}"), 35,
+        Step("devices and storage", suite("Gpu/OneDevice.*"), 20, tests),
+        Step("engine and streams, one rank over NCCL", suite("Gpu/EngineOn.*/N1:Gpu/StreamsOn.*/N1"), 40, tests),
+        Step("facts of NCCL", [sys.executable, HERE / "nccl_facts.py"], 20, last_json),
+        Step("ladder, tiny", ladder("tiny", "--modes", every), 25, modes("tiny")),
+        Step("ladder, bf16", ladder("bf16", "--modes", every, "--dtype", "bf16"), 25, modes("bf16")),
+        Step("ladder, trace", ladder("traced", "--modes", "engine3", "--trace", out / "trace.json"), 20, events),
+        Step("ladder, offload to the host", ladder("host", "--modes", f"ddp,{to_host}", "--activation-checkpointing",
+                                                   "--activations-on-host"), 20, shares("host", to_host)),
+        Step("SmolLM2-360M, plain loop", program("device_step", "--mode", "plain"), 26, last_json)]
+    steps += [Step(f"SmolLM2-360M, engine, stage {stage}", program("device_step", "--mode", f"engine{stage}"), 26,
                    last_json) for stage in range(4)]
-    steps += [Step(f"SmolLM2-360M, PyTorch, {name}", torch_step(mode), 35, last_json)
+    steps += [Step(f"SmolLM2-360M, PyTorch, {name}", torch_step(mode), 32, last_json)
               for mode, name in (("plain", "plain loop"), ("keep", "FSDP2, no reshard"), ("reshard", "FSDP2, reshard"))]
-    return [*steps, Step("two ranks and three", suite("Gpu/EngineOn.*/N2:Gpu/*On.*/N3:GpuFault.*"), 70, tests)]
+    large = ladder("large", "--modes", "ddp,engine3", "--dtype", "bf16", "--seq-len", "256", "--steps", "2",
+                   ranks=2, model="smollm2-360m")
+    # A stage sends 8 MiB at a time, more than NCCL's buffer has (NCCL_BUFFSIZE, 4 MiB).
+    pipeline = ladder("pipeline", "--modes", "ddp,zero2", "--pp", "2", "--micro-batches", "4", "--batch", "16",
+                      "--seq-len", "2048", "--steps", "1", ranks=4, data=texts())
+    several = [
+        Step("two ranks and three", suite("Gpu/EngineOn.*/N2:Gpu/*On.*/N3:GpuFault.*"), 64, tests),
+        Step("ladder, tiny, two ranks", ladder("two", "--modes", every, ranks=2), 40,
+             shares("two", "zero1", "zero2", "zero3")),
+        Step("ladder, SmolLM2-360M, two ranks", large, 60, shares("large", "engine3")),
+        Step("ladder, pipeline of two, four ranks", pipeline, 20, shares("pipeline", "zero2")),
+        Step("ladder, layers in two parts, four ranks", ladder("tensor", "--modes", "ddp,engine3", "--tp", "2",
+                                                               ranks=4), 20, shares("tensor", "engine3"))]
+    return steps + [step._replace(variables=SHARING) for step in several]
 
 
 def environment(pack):
@@ -106,6 +147,8 @@ def judge(step, code, said):
     last = said.strip().rpartition("\n")[2][:200]
     if code != 0 and (no_gpu := NO_GPU.search(said)):
         return "no GPU: " + no_gpu[1], {}
+    if code != 0 and SHARED.search(said):
+        return "skipped: two ranks would use one GPU, which NCCL gives to one only before 2.30", {}
     if code == SKIPPED:
         reason = re.search(r": Skipped\n(.+)", said)
         return "skipped: " + (reason[1] if reason else last), {}
@@ -128,7 +171,8 @@ def run(step, variables):
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         try:
             process = subprocess.Popen([str(word) for word in step.command], stdin=subprocess.DEVNULL, stdout=out,
-                                       stderr=subprocess.STDOUT, env=variables, start_new_session=True)
+                                       stderr=subprocess.STDOUT, env={**step.variables, **variables},
+                                       start_new_session=True)
         except OSError as error:
             return {"step": step.name, "result": f"failed: {error}", "figures": {}}
         try:

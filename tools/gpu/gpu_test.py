@@ -90,6 +90,10 @@ class Steps(unittest.TestCase):
         self.assertEqual(rows[0]["result"], "skipped: there is no GPU 1: there is one")
         self.assertEqual(gpu.exit_code(rows), 0)
 
+    def test_that_need_more_gpus_are_skipped(self):
+        result = self.result_of("raise SystemExit('ladder: rank 0: ranks 0 and 1 would both use a, GPU 1f: give each')")
+        self.assertEqual(result, "skipped: two ranks would use one GPU, which NCCL gives to one only before 2.30")
+
     def test_without_a_gpu_say_so(self):
         rows = self.run_all(step("one", NO_GPU), step("two", NO_GPU))
         self.assertEqual({row["result"] for row in rows}, {"no GPU: no driver"})
@@ -104,6 +108,21 @@ class Steps(unittest.TestCase):
             events = [{"cat": kind} for kind in 2 * kinds]
             (self.out / "trace.engine3.rank0.json").write_text(json.dumps({"traceEvents": events}))
             self.assertEqual(gpu.judge(trace, 0, "")[0], result)
+
+    def test_of_two_ranks_say_what_a_rank_holds_beside_ddp(self):
+        two = next(one for one in gpu.all_steps(Path("bin"), self.out) if one.name == "ladder, tiny, two ranks")
+        self.out.mkdir()
+        modes = [{"mode": mode, "ranks": [{"parameter_mib": p, "gradient_mib": g, "optimizer_mib": o, "total_mib": 99}]}
+                 for mode, p, g, o in (("ddp", 4, 4, 8), ("zero1", 4, 4, 4), ("zero2", 4, 2, 4), ("zero3", 2, 2, 4))]
+        (self.out / "two.json").write_text(json.dumps({"modes": modes}))
+        self.assertEqual(gpu.judge(two, 0, ""), ("passed", {"modes": 4, "ddp MiB": 16, "of it zero1": 0.75,
+                                                            "of it zero2": 0.625, "of it zero3": 0.5}))
+
+    def test_write_files_of_their_own(self):
+        files = [word for one in gpu.all_steps(Path("/bin"), self.out) for word in one.command
+                 if isinstance(word, Path) and self.out in word.parents]
+        self.assertEqual(len(set(files)), len(files), files)
+        self.assertIn(self.out / "trace.json", files)
 
     def test_take_ten_minutes_at_most(self):
         steps = gpu.all_steps(Path("bin"), Path("out"))
