@@ -148,7 +148,7 @@ def judge(step, code, said):
     if code != 0 and (no_gpu := NO_GPU.search(said)):
         return "no GPU: " + no_gpu[1], {}
     if code != 0 and SHARED.search(said):
-        return "skipped: two ranks would use one GPU, which NCCL gives to one only before 2.30", {}
+        return "skipped: ranks would share a GPU, which takes NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1", {}
     if code == SKIPPED:
         reason = re.search(r": Skipped\n(.+)", said)
         return "skipped: " + (reason[1] if reason else last), {}
@@ -158,7 +158,7 @@ def judge(step, code, said):
         figures = step.figures(said)
         bad = [name for name, value in figures.items() if not isinstance(value, (bool, str))
                and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0)]
-    except (LookupError, OSError, TypeError, ValueError):
+    except (ArithmeticError, LookupError, OSError, StopIteration, TypeError, ValueError):
         return f"failed: no figures: {last}", {}
     if bad or not figures:
         return f"failed: bad figures: {json.dumps(figures)}", {}

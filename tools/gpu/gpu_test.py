@@ -92,7 +92,8 @@ class Steps(unittest.TestCase):
 
     def test_that_need_more_gpus_are_skipped(self):
         result = self.result_of("raise SystemExit('ladder: rank 0: ranks 0 and 1 would both use a, GPU 1f: give each')")
-        self.assertEqual(result, "skipped: two ranks would use one GPU, which NCCL gives to one only before 2.30")
+        self.assertEqual(result, "skipped: ranks would share a GPU, which takes NCCL 2.30 and "
+                                 "NCCL_MULTI_RANK_GPU_ENABLE=1")
 
     def test_without_a_gpu_say_so(self):
         rows = self.run_all(step("one", NO_GPU), step("two", NO_GPU))
@@ -117,6 +118,9 @@ class Steps(unittest.TestCase):
         (self.out / "two.json").write_text(json.dumps({"modes": modes}))
         self.assertEqual(gpu.judge(two, 0, ""), ("passed", {"modes": 4, "ddp MiB": 16, "of it zero1": 0.75,
                                                             "of it zero2": 0.625, "of it zero3": 0.5}))
+        for held in ([], [dict(modes[0], ranks=[{"parameter_mib": 0, "gradient_mib": 0, "optimizer_mib": 0}])]):
+            (self.out / "two.json").write_text(json.dumps({"modes": held}))
+            self.assertEqual(gpu.judge(two, 0, "said")[0], "failed: no figures: said")
 
     def test_write_files_of_their_own(self):
         files = [word for one in gpu.all_steps(Path("/bin"), self.out) for word in one.command

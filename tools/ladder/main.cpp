@@ -153,10 +153,8 @@ Json check_before_training(Options& options, bool reports) {
 // Whether weights come close to those of ddp only: what is sent is rounded, or the host updates for
 // a GPU, whose kernels round otherwise.
 bool rounds(const Options& options, const std::string& mode) {
-  if (all_modes().rounds(mode)) return true;
-  const std::string of_mode = all_modes().options(mode);
-  return options.device == kGpu.name && !of_mode.empty() &&
-         !Json::parse(of_mode).value("offload", "").empty();
+  const bool on_gpu = options.device == kGpu.name;
+  return all_modes().rounds(mode) || (on_gpu && updates_on_host(all_modes().options(mode)));
 }
 
 // Adds a row for each mode to `report` if this process reports. The memory timelines of the modes.

@@ -16,7 +16,8 @@ void verify_own_devices(const std::vector<std::string>& identities) {
     if (first) continue;
     throw Error(
         fmt::format("ranks {} and {} would both use {}: give each rank a GPU of its own (start "
-                    "as many ranks on a machine as it has GPUs)",
+                    "as many ranks on a machine as it has GPUs), or let ranks share one: NCCL 2.30 "
+                    "with NCCL_MULTI_RANK_GPU_ENABLE=1",
                     other->second, rank, identities[rank]));
   }
 }
