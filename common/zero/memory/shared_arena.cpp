@@ -70,6 +70,7 @@ SharedArena::SharedArena(const char* step, int file, std::int64_t size, bool wri
   }
   memory_ = static_cast<std::byte*>(mapped);
   present_.resize(length / kHugePage);
+  gaps_[0] = size_;
 }
 
 SharedArena::~SharedArena() {
@@ -80,13 +81,12 @@ SharedArena::~SharedArena() {
 std::optional<std::int64_t> SharedArena::allocate(std::int64_t bytes) {
   const std::int64_t needed = at::round_up(std::max<std::int64_t>(bytes, 1), kPage);
   const std::lock_guard lock(mutex_);
-  std::int64_t offset = 0;  // the first gap that is large enough
-  auto next = used_.begin();
-  for (; next != used_.end() && next->first - offset < needed; ++next) {
-    offset = next->first + next->second;
-  }
-  if (offset + needed > size_) return std::nullopt;
-  used_.emplace_hint(next, offset, needed);
+  const auto gap = std::ranges::find_if(gaps_, [&](const auto& g) { return g.second >= needed; });
+  if (gap == gaps_.end()) return std::nullopt;
+  const auto [offset, length] = *gap;
+  if (length > needed) gaps_.emplace_hint(gap, offset + needed, length - needed);
+  gaps_.erase(gap);
+  used_.emplace(offset, needed);
   most_held_ = std::max(most_held_, held_ += needed);
   make_present(offset, offset + needed);
   limit_unused();
@@ -98,21 +98,38 @@ bool SharedArena::is_mine() const { return process_ == ::getpid(); }
 void SharedArena::free(std::int64_t offset) {
   if (!is_mine()) return;
   const std::lock_guard lock(mutex_);
-  const auto block = used_.find(offset);
-  const std::int64_t end = offset + block->second;
+  const std::int64_t length = used_.extract(offset).mapped();
+  const auto [begin, end] = gap_around(offset, length);
   // The huge pages on which no other block lies.
-  const auto next = std::next(block);
-  const auto before = block == used_.begin() ? block : std::prev(block);
-  const std::int64_t gap = block == before ? 0 : before->first + before->second;
-  const std::int64_t gap_end = next == used_.end() ? size_ : next->first;
-  std::int64_t from = offset / kHugePage * kHugePage, to = at::round_up(end, kHugePage);
-  if (from < gap) from += kHugePage;
-  if (to > gap_end) to -= kHugePage;
-  held_ -= block->second;
-  used_.erase(block);
+  std::int64_t from = offset / kHugePage * kHugePage;
+  std::int64_t to = at::round_up(offset + length, kHugePage);
+  if (from < begin) from += kHugePage;
+  if (to > end) to -= kHugePage;
+  held_ -= length;
   if (from >= to) return;
   for (std::int64_t at = from; at < to; at += kHugePage) unused_.insert(at);
   limit_unused();
+}
+
+// Caller holds the mutex. Joins these bytes with the gaps beside them; where that gap begins and
+// ends.
+std::pair<std::int64_t, std::int64_t> SharedArena::gap_around(std::int64_t offset,
+                                                              std::int64_t length) {
+  auto gap = gaps_.emplace(offset, length).first;
+  const auto next = std::next(gap);
+  if (next != gaps_.end() && next->first == offset + length) {
+    gap->second += next->second;
+    gaps_.erase(next);
+  }
+  if (gap != gaps_.begin()) {
+    const auto before = std::prev(gap);
+    if (before->first + before->second == offset) {
+      before->second += gap->second;
+      gaps_.erase(gap);
+      gap = before;
+    }
+  }
+  return {gap->first, gap->first + gap->second};
 }
 
 // Caller holds the mutex. Collapsing needs a page table, which the first byte makes, and no more:

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace zero::memory {
@@ -57,6 +59,7 @@ class SharedArena {
  private:
   /// Maps `file`, which `step` returned.
   SharedArena(const char* step, int file, std::int64_t size, bool writes);
+  std::pair<std::int64_t, std::int64_t> gap_around(std::int64_t offset, std::int64_t length);
   void make_present(std::int64_t begin, std::int64_t end);
   void limit_unused();
 
@@ -65,10 +68,11 @@ class SharedArena {
   std::byte* memory_ = nullptr;
   std::int64_t size_;                          // in bytes, nearly all of it never touched
   std::mutex mutex_;                           // guards all below
-  std::map<std::int64_t, std::int64_t> used_;  // length of the block at each offset
-  std::vector<bool> present_;                  // huge pages that have memory behind them
-  std::set<std::int64_t> unused_;              // offsets of those that no block uses
-  std::int64_t held_ = 0, most_held_ = 0;      // bytes of the blocks, now and ever
+  std::map<std::int64_t, std::int64_t> gaps_;  // their lengths, by offset; few beside the blocks
+  std::unordered_map<std::int64_t, std::int64_t> used_;  // length of the block at each offset
+  std::vector<bool> present_;                            // huge pages with memory behind them
+  std::set<std::int64_t> unused_;                        // offsets of those that no block uses
+  std::int64_t held_ = 0, most_held_ = 0;                // bytes of the blocks, now and ever
 };
 
 /// The arena in which large blocks of this process lie, those of optimizer states excepted, since

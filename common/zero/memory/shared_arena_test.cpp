@@ -4,6 +4,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -51,6 +55,34 @@ TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
     seen.forget(two, 300);
     EXPECT_TRUE(holds(two, second));
   }
+}
+
+TEST(SharedArena, TakesTheFirstGapThatIsLargeEnough) {
+  constexpr std::int64_t kSize = 8 * kMiB, kPage = 4096;
+  SharedArena arena(kSize);
+  std::map<std::int64_t, std::int64_t> blocks;  // lengths by offset
+  const auto first_gap = [&](std::int64_t length) -> std::optional<std::int64_t> {
+    std::int64_t begin = 0;
+    for (const auto& [offset, other] : blocks) {
+      if (offset - begin >= length) return begin;
+      begin = offset + other;
+    }
+    return kSize - begin >= length ? std::optional(begin) : std::nullopt;
+  };
+  std::mt19937 random(1);
+  int refused = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const std::int64_t pages = 1 + random() % 100;
+    const std::optional<std::int64_t> expected = first_gap(pages * kPage);
+    ASSERT_EQ(arena.allocate(pages * kPage - random() % kPage), expected) << "block " << i;
+    expected ? static_cast<void>(blocks[*expected] = pages * kPage) : static_cast<void>(++refused);
+    while (!blocks.empty() && random() % 2 == 0) {
+      const auto block = std::next(blocks.begin(), random() % blocks.size());
+      arena.free(block->first);
+      blocks.erase(block);
+    }
+  }
+  EXPECT_GT(refused, 0);
 }
 
 TEST(SharedArena, KeepsAsMuchMemoryAsItOnceHeld) {

@@ -246,6 +246,7 @@ void HostTransport::progress() {
 bool HostTransport::progress_all() {
   bool moved = false;
   for (HostWork* work : active_) moved |= work->progress();
+  std::erase_if(active_, [](const HostWork* work) { return work->needs() < 0; });  // has its part
   return moved;
 }
 
