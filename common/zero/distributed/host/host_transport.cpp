@@ -246,7 +246,8 @@ void HostTransport::progress() {
 bool HostTransport::progress_all() {
   bool moved = false;
   for (HostWork* work : active_) moved |= work->progress();
-  std::erase_if(active_, [](const HostWork* work) { return work->needs() < 0; });  // has its part
+  // What has its results takes no more steps.
+  std::erase_if(active_, [](const HostWork* work) { return work->needs() < 0; });
   return moved;
 }
 

@@ -61,8 +61,9 @@ DeviceGroup make_nccl_group(const StorePtr& store, int rank, int size,
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
 }
 
-// Of the NCCL that this process has loaded. LibTorch knows that of its header alone, and a newer
-// NCCL may stand in the place of the one that came with it. If LibTorch hides its NCCL, it is that.
+// That of the NCCL which this process has loaded. torch::cuda::nccl::version() is that of
+// LibTorch's header, and a newer NCCL may have been loaded. Without the symbol NCCL is a part of
+// LibTorch.
 int running_version() {
   int version = NCCL_VERSION_CODE;
   if (void* asked = ::dlsym(RTLD_DEFAULT, "ncclGetVersion")) {

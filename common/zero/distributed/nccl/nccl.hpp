@@ -41,8 +41,8 @@ struct NcclOptions {
 /// ranks share one, unless ranks_may_share_a_gpu().
 void enable_nccl(const NcclOptions& options = {});
 
-/// Whether several ranks may use one GPU: NCCL 2.30 or later with NCCL_MULTI_RANK_GPU_ENABLE=1. It
-/// counts which NCCL is loaded, not with which one LibTorch was built.
+/// Whether several ranks may use one GPU: NCCL 2.30 or later with NCCL_MULTI_RANK_GPU_ENABLE=1.
+/// What counts is the NCCL that is loaded, not the one that LibTorch was built with.
 bool ranks_may_share_a_gpu();
 
 }  // namespace zero::dist
