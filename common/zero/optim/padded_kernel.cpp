@@ -38,11 +38,11 @@ void run_padded(const std::vector<Operands>& parameters,
   std::vector<std::vector<at::Tensor>> lists(operands);
   std::int64_t scratch_elements = 0;
   for (const Operands& p : parameters) {
-    const std::int64_t body = p.front().numel() - tail_of(p);
-    if (tail_of(p) != 0) scratch_elements += kVector;
+    const std::int64_t tail = tail_of(p), body = p.front().numel() - tail;
+    if (tail != 0) scratch_elements += kVector;
     if (body == 0) continue;
     for (std::size_t i = 0; i < operands; ++i) {
-      lists[i].push_back(tail_of(p) == 0 ? p[i] : p[i].narrow(0, 0, body));
+      lists[i].push_back(tail == 0 ? p[i] : p[i].narrow(0, 0, body));
     }
   }
   std::vector<at::Tensor> scratch;
