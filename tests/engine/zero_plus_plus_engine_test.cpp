@@ -49,6 +49,48 @@ TEST(EngineWithSecondaryShards, SkipsAStepThatOverflows) {
   });
 }
 
+// In C++ or in a file, of DeepSpeed or of the engine: what is not set is off.
+TEST(EngineWithZeroPlusPlus, HasNoPartThatIsNotSet) {
+  const std::vector<const char*> parts = {"secondary_shards", "quantize_parameters",
+                                          "quantize_gradients"};
+  const std::vector<const char*> of_deepspeed = {R"("zero_hpz_partition_size": 2)",
+                                                 R"("zero_quantized_weights": true)",
+                                                 R"("zero_quantized_gradients": true)"};
+  for (unsigned chosen = 1; chosen < 8; ++chosen) {
+    std::string ours, theirs;
+    for (unsigned p = 0; p < 3; ++p) {
+      const bool is_on = (chosen >> p) % 2 == 1;
+      if (is_on) ours += fmt::format("{}\"{}\": true", ours.empty() ? "" : ", ", parts[p]);
+      if (is_on) theirs += fmt::format(", {}", of_deepspeed[p]);
+    }
+    const std::string file = fmt::format(R"({{"zero_optimization": {{"stage": 3{}}}}})", theirs);
+    for (const EngineConfig& config :
+         {EngineConfig{.more = "{" + ours + "}"}, engine_config("{" + ours + "}"),
+          engine_config_from_deepspeed(file).config}) {
+      for (unsigned p = 0; p < 3; ++p) {
+        EXPECT_THAT(mode_options(config),
+                    HasSubstr(fmt::format("\"{}\": {}", parts[p], (chosen >> p) % 2 == 1)))
+            << ours;
+      }
+    }
+  }
+}
+
+// The bytes of gradients are those of engine3 if only parameters are touched.
+TEST(EngineWithZeroPlusPlus, SendsGradientsAsTheyAreUnlessTheyAreQuantized) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const auto gradient_bytes = [&](const std::string& more) {
+      EngineRun run(communicator, {.more = more});
+      const std::int64_t before = communicator.traffic().bytes(dist::Purpose::kGradient);
+      run.step(0);
+      return communicator.traffic().bytes(dist::Purpose::kGradient) - before;
+    };
+    EXPECT_EQ(gradient_bytes(R"({"group_size": 2, "secondary_shards": true,
+                                 "quantize_parameters": true})"),
+              gradient_bytes("{}"));
+  });
+}
+
 constexpr const char* kEverything = R"({"group_size": 2, "secondary_shards": true,
                                          "quantize_parameters": true, "quantize_gradients": true})";
 

@@ -44,6 +44,10 @@ void declare(base::Keys& keys, EngineConfig& config) {
   });
 }
 
+std::string given_options(const EngineConfig& config) {
+  return train::merged(base::text_of(config.overlap), config.more);
+}
+
 void verify_known(const std::string& key, const base::Keys& own, const train::Registry& registry) {
   std::vector<std::string> known = own.names();
   const std::vector<std::string> of_modes = registry.keys();
@@ -76,13 +80,15 @@ EngineConfig engine_config(const std::string& json) {
 }
 
 std::string mode_options(const EngineConfig& config) {
-  return train::merged(base::text_of(config.overlap), config.more);
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  return registry.completed(given_options(config));
 }
 
 std::string mode_of(const EngineConfig& config) {
   train::Registry registry;
   train::register_all_chapters(registry);
-  return registry.mode_of(mode_options(config));
+  return registry.mode_of(given_options(config));
 }
 
 ReadConfig engine_config_from_deepspeed(const std::string& json) {

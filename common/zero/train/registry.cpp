@@ -120,7 +120,11 @@ std::vector<std::string> Registry::keys() const {
   return {keys.begin(), keys.end()};
 }
 
-std::string Registry::mode_of(const std::string& options) const {
+std::string Registry::completed(const std::string& options) const {
+  return entry_of(options).complete(options);
+}
+
+const StrategyEntry& Registry::entry_of(const std::string& options) const {
   const Json given = base::json_object(options, "the options");
   for (const StrategyEntry& entry : entries_) {
     bool fits = static_cast<bool>(entry.complete);
@@ -133,7 +137,7 @@ std::string Registry::mode_of(const std::string& options) const {
     for (const auto& item : fixed.items()) {
       fits = fits && all[item.key()] == item.value();
     }
-    if (fits) return entry.name;
+    if (fits) return entry;
   }
   std::string text;
   for (const auto& [key, value] : given.items()) {

@@ -85,7 +85,10 @@ class Registry {
   std::string options(const std::string& mode) const;
   /// The name of the first mode that has the keys of `options` and stands for their values. Throws
   /// zero::Error if there is none, or an option is out of range.
-  std::string mode_of(const std::string& options) const;
+  std::string mode_of(const std::string& options) const { return entry_of(options).name; }
+  /// `options` with every key of that mode. What they do not set is off, whatever the mode's name
+  /// stands for on a command line.
+  std::string completed(const std::string& options) const;
   /// Every key that a mode has.
   std::vector<std::string> keys() const;
 
@@ -105,6 +108,7 @@ class Registry {
     ReadOptions options;
   };
   Found find(const std::string& mode) const;
+  const StrategyEntry& entry_of(const std::string& options) const;
   std::string resolved(const StrategyEntry& entry, const std::string& defaults,
                        const std::string& options) const;
   std::vector<std::string> modes_with(const std::string& key) const;
