@@ -215,6 +215,24 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
   });
 }
 
+// 2^8 equal terms are the most that a sum in bfloat16 can hold.
+TEST(Engine, SaysOnceThatManyMicroBatchesAreAddedUpInBfloat16) {
+  const auto said = [](at::ScalarType dtype, std::int64_t micro_batches) {
+    const auto exits = ranks_ended({.world_size = 2}, [&](dist::Communicator& communicator) {
+      EngineRun run(communicator, {.accumulation_steps = micro_batches},
+                    optim::with_master_weights(optim::adamw()), dtype);
+    });
+    return exits[0].output + exits[1].output;
+  };
+  const std::string note = said(at::kBFloat16, 64);
+  const auto first = note.find("note: gradients of 64 micro-batches are added up in bfloat16");
+  ASSERT_NE(first, std::string::npos) << note;
+  EXPECT_EQ(note.find("note: gradients", first + 1), std::string::npos) << note;
+  for (const auto& quiet : {said(at::kBFloat16, 63), said(at::kFloat, 64)}) {
+    EXPECT_THAT(quiet, ::testing::Not(::testing::HasSubstr("are added up in bfloat16")));
+  }
+}
+
 TEST(Engine, NamesTheStepInWhichARankWasLost) {
   const auto exits = ranks_ended(
       {.world_size = 3, .timeout = std::chrono::seconds(2)}, [](dist::Communicator& communicator) {

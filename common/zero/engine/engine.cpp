@@ -65,6 +65,21 @@ train::StepOptions step_options(const EngineConfig& config) {
   return options;
 }
 
+// bfloat16 has 8 bits: a sum that is 2^8 times a term does not change by adding it.
+void note_short_sums(const train::Strategy& strategy, std::int64_t micro_batches) {
+  constexpr std::int64_t kMany = 64;
+  const auto is_short = [](const nn::Parameter& p) {
+    return p.tensor.requires_grad() && p.tensor.scalar_type() == at::kBFloat16;
+  };
+  const auto found = std::ranges::find_if(strategy.list().parameters, is_short);
+  if (micro_batches < kMany || found == strategy.list().parameters.end()) return;
+  if (strategy.mesh().world().rank() != 0) return;
+  log_error(
+      fmt::format("note: gradients of {} micro-batches are added up in bfloat16, as '{}' is; such "
+                  "a sum stops growing at 256 equal terms",
+                  micro_batches, found->name));
+}
+
 // Of a micro-batch that this rank does not have, like its other losses.
 at::Tensor no_loss(const std::vector<at::Tensor>& losses) {
   return losses.empty() ? at::zeros({}) : at::zeros_like(losses.back());
@@ -102,7 +117,9 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
             fmt::format("{} micro-batches\nbuffers {}", config.accumulation_steps,
                         config.broadcast_buffers ? "of rank 0" : "of each rank")),
       gradients_(strategy_->list()),
-      checks_(*strategy_, gradients_) {}
+      checks_(*strategy_, gradients_) {
+  note_short_sums(*strategy_, config.accumulation_steps);
+}
 
 Engine::~Engine() {
   if (std::uncaught_exceptions() > 0) return;
