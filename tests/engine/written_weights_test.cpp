@@ -150,6 +150,12 @@ optim::OptimizerFactory writing_optimizer(at::ScalarType dtype) {
   return dtype == at::kFloat ? adamw : optim::with_master_weights(adamw);
 }
 
+// The masters of a plain module do not see a write to data(): there it is made in place.
+const Write& seen_by_masters(const Write& write, at::ScalarType dtype) {
+  const bool hides = std::string(write.name) == "clamp of data()";
+  return hides && dtype != at::kFloat ? kWrites.front() : write;
+}
+
 std::vector<at::Tensor> plainly_written(int ranks, const Write& write, When when,
                                         at::ScalarType dtype = at::kFloat) {
   WritingNet net(dtype);
@@ -182,7 +188,7 @@ std::vector<at::Tensor> plainly_written(int ranks, const Write& write, When when
         optimizer->step();
         for (const at::Tensor& p : parameters) p.mutable_grad().reset();
       },
-      [&] { write.apply(net); });
+      [&] { seen_by_masters(write, dtype).apply(net); });
   return parameters;
 }
 
@@ -282,10 +288,26 @@ TEST(WrittenWeightsInGroups, AreThoseOfThePlainModule) {
 
 // The master weight follows.
 TEST_P(WrittenWeights, InBfloat16AreThoseOfThePlainModule) {
-  // The plain module's masters do not see a write to data() outside of a scope.
-  std::vector<Write> writes = kWrites;
-  std::erase_if(writes, [](const Write& w) { return std::string(w.name) == "clamp of data()"; });
-  expect_plain_writes(GetParam(), writes, at::kBFloat16);
+  expect_plain_writes(GetParam(), kWrites, at::kBFloat16);
+}
+
+// The version counter of a parameter does not show them, and a master weight must follow.
+ZERO_TESTS_ON_RANKS(WritesToData, 1, 2, 3);
+
+TEST_P(WritesToData, AreThoseOfThePlainModuleAtEachStage) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const When when : kWritingTimes) {
+        const auto expected = plainly_written(communicator.size(), kWrites[1], when, dtype);
+        for (const int stage : {0, 1, 2, 3}) {
+          EXPECT_TRUE(same_bits(written_by_engine(communicator, {.overlap = {.stage = stage}},
+                                                  kWrites[1], when, dtype),
+                                expected))
+              << "stage " << stage << ", time " << static_cast<int>(when);
+        }
+      }
+    }
+  });
 }
 
 // Inside the unit's own forward, as for a norm that is kept there.
@@ -311,14 +333,17 @@ TEST_P(WrittenWeights, InForwardAreThoseOfThePlainModule) {
 TEST_P(WrittenWeights, ThatDifferBetweenRanksAreAnErrorOnAllOfThem) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const EngineConfig& options : writing_options(communicator.size())) {
-      for (const bool all_write : {false, true}) {
-        SCOPED_TRACE(fmt::format("{}, all write: {}", mode_options(options), all_write));
+      for (const auto& [all_write, hides] :
+           {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        SCOPED_TRACE(fmt::format("{}, all write: {}, to data(): {}", mode_options(options),
+                                 all_write, hides));
         WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
         run.micro_batch(0);
         EXPECT_TRUE(run.engine.step());
         run.with_whole_units([&] {
           const at::NoGradGuard no_grad;
-          if (all_write || run.rank == 1) run.net.blocks[1]->layer->weight.add_(run.rank);
+          const at::Tensor& weight = run.net.blocks[1]->layer->weight;
+          if (all_write || run.rank == 1) (hides ? weight.data() : weight).add_(run.rank);
         });
         run.micro_batch(1);
         expect_error([&] { run.engine.step(); },

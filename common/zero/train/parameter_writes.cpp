@@ -1,30 +1,32 @@
-#include <ATen/ops/sum.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include <zero/memory/storage.hpp>
 #include <zero/train/parameter_writes.hpp>
 
 namespace zero::train {
-namespace {
 
-// The bits of all elements, as integers, added up: one pass, exact in any order.
-std::uint64_t sum_of_bits(const at::Tensor& tensor) {
-  at::Tensor values = memory::raw(tensor);
-  if (values.is_complex()) values = at::view_as_real(values);
-  const std::size_t size = values.element_size();
-  const at::ScalarType word = size == 8   ? at::kLong
-                              : size == 4 ? at::kInt
-                              : size == 2 ? at::kShort
-                                          : at::kChar;
-  return static_cast<std::uint64_t>(values.view(word).sum().item<std::int64_t>());
+std::uint64_t digest_of_bits(const at::Tensor& tensor) {
+  const at::Tensor values = memory::raw(tensor).contiguous().cpu();
+  const auto* const bytes = static_cast<const char*>(values.const_data_ptr());
+  const std::size_t size = values.nbytes();
+  std::uint64_t digest = size;
+  for (std::size_t i = 0; i < size; i += sizeof digest) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min(size - i, sizeof word));
+    // One word after another, so that their order counts; the rotation carries high bits down.
+    digest = (std::rotl(digest, 27) ^ word) * 0x9e3779b97f4a7c15ULL;
+  }
+  return digest;
 }
-
-}  // namespace
 
 void ParameterWrites::add(const std::string& name, const at::Tensor& parameter) {
   std::uint64_t& digest = digests_[name];
-  digest = digest * 31 + sum_of_bits(parameter);
+  digest = digest * 31 + digest_of_bits(parameter);
 }
 
 void ParameterWrites::refuse(const std::string& name, const std::string& when) {

@@ -8,6 +8,10 @@
 
 namespace zero::train {
 
+/// A number that another one follows if any bit of `tensor` changes, or two elements change places.
+/// On a device it is copied to the host.
+std::uint64_t digest_of_bits(const at::Tensor& tensor);
+
 /// What the program itself has written into parameters, on this rank, since ranks last compared it
 /// (Step::end()): all must write the same.
 class ParameterWrites {

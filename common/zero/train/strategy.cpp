@@ -221,7 +221,9 @@ void Strategy::unshard(std::size_t unit) {
         "(offload_delay_after): leave out one");
   }
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
-  finish_parameters();  // the caller may write where other ranks read until now
+  finish_parameters();          // the caller may write where other ranks read until now
+  communicator_.synchronize();  // the host is about to read
+  if (!passes_.use().is_held(unit)) shown_[unit] = digests(unit);
   passes_.use().hold(unit);
 }
 
@@ -234,6 +236,7 @@ void Strategy::reshard(std::size_t unit) {
   // backward() drops everything at its end.
   if (!in_backward() && !is_in_use(unit)) drop(unit);
 }
+    note_hidden_writes(unit);
 
 // An optimizer that keeps a copy of what it updates (optim::with_master_weights()) looks at version
 // counters. The tensor that it holds has another one than the parameter that the program sees.
@@ -241,6 +244,24 @@ void Strategy::note_possible_write(std::size_t index) const {
   const at::Tensor mine = piece(index).tensor;
   if (!mine.defined() || mine.is_same(parameter(index))) return;
   torch::autograd::impl::bump_version(mine);
+std::vector<std::uint64_t> Strategy::digests(std::size_t unit) const {
+  std::vector<std::uint64_t> all;
+  for (const std::size_t i : list_.units[unit].parameters) {
+    all.push_back(digest_of_bits(parameter(i)));
+  }
+  return all;
+}
+
+// A write through data() does not change the version counter, by which it is found later.
+void Strategy::note_hidden_writes(std::size_t unit) {
+  const std::vector<std::uint64_t> now = digests(unit), before = std::move(shown_[unit]);
+  shown_.erase(unit);
+  for (std::size_t k = 0; k < now.size(); ++k) {
+    if (now[k] == before[k]) continue;
+    torch::autograd::impl::bump_version(parameter(list_.units[unit].parameters[k]));
+  }
+}
+
 }
 
 void Strategy::gather_all() {

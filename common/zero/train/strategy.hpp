@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -250,11 +251,14 @@ class Strategy : public Shards, protected PassHooks {
   bool requires_gradient_sync_ = true;
   bool awaits_reduction_ = false;  // backward() began; finish_backward() must reduce its gradients
   std::function<void()> reduce_after_backward_;
-  std::string failure_;  // that has left weights partly changed
+  std::string failure_;                                      // that has left weights partly changed
+  std::map<std::size_t, std::vector<std::uint64_t>> shown_;  // by held unit: of its parameters
   AveragedGradients averaged_;
   HeldModel held_;
   FirstValues first_values_;
   AutogradPasses passes_;
+  std::vector<std::uint64_t> digests(std::size_t unit) const;
+  void note_hidden_writes(std::size_t unit);
 };
 
 }  // namespace zero::train

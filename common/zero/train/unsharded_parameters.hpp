@@ -11,7 +11,7 @@ namespace zero::train {
 ///
 /// What is written into them stays: at the end each rank keeps its shard of the written values. All
 /// ranks must write the same values, as they do if each does the same to the whole parameter; the
-/// next step of Engine and Trainer compares what was written in place (not through data()), and
+/// next step of Engine and Trainer compares what was written, in place or through data(), and
 /// throws zero::Error on all ranks if it differs. Moments stay as they are; a float32 master weight
 /// becomes the written value.
 ///
@@ -23,7 +23,6 @@ class UnshardedParameters {
  public:
   UnshardedParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {
     strategy_.unshard(unit_);
-    strategy_.communicator().synchronize();  // the host may be about to read
   }
   ~UnshardedParameters() { strategy_.reshard(unit_); }
   UnshardedParameters(const UnshardedParameters&) = delete;
