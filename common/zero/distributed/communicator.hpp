@@ -39,6 +39,8 @@ class Communicator final {
   /// Which rank of the world rank `rank` of this group is: of the communicator that was not split
   /// from another. Messages name ranks by it.
   int world_rank(int rank) const;
+  /// The communicator that was not split from another.
+  const Communicator& root() const { return parent_ != nullptr ? parent_->root() : *this; }
   ReductionOrder order() const;
   /// How bytes travel, as text for people: "one copy within the host", "TCP (rank 1: …)".
   std::string transport() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
@@ -86,6 +87,9 @@ void verify_ignored(const nn::ParameterList& list, nn::Model& model) {
   }
 }
 
+std::mutex held_mutex;
+std::vector<const HeldModel*> held;  // all that live; guarded by it
+
 }  // namespace
 
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments) {
@@ -111,15 +115,23 @@ HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList
                      const std::function<void()>& before_read)
     : model_(arguments.model),
       list_(list),
-      mode_(arguments.mode.empty() ? "a strategy" : arguments.mode) {
+      mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
+      ranks_(arguments.mesh.world().root()),
+      before_read_(before_read) {
   for (const nn::Parameter& p : list_.parameters) {
     origins_.emplace_back(p.tensor);
     had_storage_.push_back(memory::has_storage(p.tensor));
   }
   nn::set_holder(model_, mode_, before_read);
+  const std::lock_guard lock(held_mutex);
+  held.push_back(this);
 }
 
 HeldModel::~HeldModel() {
+  {
+    const std::lock_guard lock(held_mutex);
+    std::erase(held, this);
+  }
   if (released_) return;
   const bool whole = is_whole();
   nn::set_holder(model_, whole ? "" : mode_ + ", which was destroyed without release()");
@@ -142,6 +154,17 @@ bool HeldModel::is_whole() const {
     whole = whole && has_storage && p.storage().nbytes() == p.nbytes();
   }
   return whole || untouched;
+}
+
+void HeldModel::finish_others() const {
+  std::vector<const HeldModel*> others;
+  {
+    const std::lock_guard lock(held_mutex);
+    for (const HeldModel* const model : held) {
+      if (model != this && &model->ranks_ == &ranks_) others.push_back(model);
+    }
+  }
+  for (const HeldModel* const model : others) model->before_read_();
 }
 
 void HeldModel::note_storages() {

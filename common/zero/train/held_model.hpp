@@ -27,7 +27,7 @@ class HeldModel {
   static nn::ParameterList free_parameters(const StrategyArguments& arguments);
 
   /// `list` must outlive this object. `before_read` is called before save(), load() and clone() of
-  /// a module read parameters.
+  /// a module read parameters, and before another model's forward, which may.
   HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
             const std::function<void()>& before_read);
   /// Without release(), marks the model as unusable, unless every parameter is whole.
@@ -35,6 +35,9 @@ class HeldModel {
   HeldModel(const HeldModel&) = delete;
   HeldModel& operator=(const HeldModel&) = delete;
 
+  /// Blocks until the parameters of all other models of these ranks may be read: they may still
+  /// arrive (OverlapOptions::defer_parameter_gather).
+  void finish_others() const;
   /// Notes the storages of the parameters. Call when they stay the same until release().
   void note_storages();
   /// Throws zero::Error if the model has been released.
@@ -60,6 +63,8 @@ class HeldModel {
   nn::Model& model_;
   const nn::ParameterList& list_;
   std::string mode_;
+  const dist::Communicator& ranks_;
+  std::function<void()> before_read_;
   std::vector<Window> origins_;    // by parameter, as the strategy got them
   std::vector<bool> had_storage_;  // the same
   std::vector<Window> windows_;    // by parameter, from note_storages()

@@ -101,7 +101,8 @@ at::Tensor Strategy::forward(const data::Batch& batch) {
   held_.verify_not_released();
   held_.verify_storages();
   verify_weights();
-  return passes_.forward(batch);
+  held_.finish_others();
+  return passes_.forward(pass, loss_terms);
 }
 
 void Strategy::backward(const at::Tensor& loss) {

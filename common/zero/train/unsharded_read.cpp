@@ -17,7 +17,7 @@ std::string unsharded_read(const nn::ParameterList& list, const std::vector<std:
   return fmt::format(
       "a read of {}parameter{} {} of {},{}outside of its unit's forward and backward, hold "
       "train::UnshardedParameters of that unit, on all ranks, or run the model inside of "
-      "Engine::forward() or evaluate()",
+      "forward() or evaluate() of its own engine",
       names.size() == 1 ? "" : "one of ", names.size() == 1 ? "" : "s", fmt::join(names, ", "),
       unit.empty() ? "the root" : "unit '" + unit + "'", kNotWhole);
 }
