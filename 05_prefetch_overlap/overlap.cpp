@@ -4,12 +4,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/fnv.hpp>
+#include <zero/base/kept_error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/weight_average.hpp>
@@ -125,21 +126,24 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
   return options;
 }
 
-at::Tensor Overlap::forward(const data::Batch& batch) {
+at::Tensor Overlap::forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) {
+  settle_forward();
   forward_.begin();
   forward_clock_.begin();
-  at::Tensor loss = Strategy::forward(batch);
+  at::Tensor loss = Strategy::forward(pass, loss_terms);
   if (c10::GradMode::is_enabled()) {
     if (!passes().repeats()) forward_clock_.end();
-    end_of_pass(forward_, "forward");
+    end_of_forward();
   } else {
     // No backward will use what was gathered, prefetched or kept for reuse.
     reshard_all();
+    end_of_evaluation();
   }
   return loss;
 }
 
 void Overlap::begin_backward() {
+  settle_forward();
   backward_.begin();
   backward_clock_.begin();
 }
@@ -214,27 +218,90 @@ void Overlap::finish_backward() {
   }
   Strategy::finish_backward();  // drops the gradients that no rank used; the others stay
   // Here and not at the end of backward: by now all ranks have started the same reductions.
-  end_of_pass(backward_, "backward");
+  if (options_.stage == 3 && backward_.is_new()) {
+    verify_order(backward_, "backward");
+    backward_.keep();
+  }
+  note_lost(backward_, "backward");
   if (timed_steps_left_ > 0 && --timed_steps_left_ == 0) choose_lookahead_once();
   // No next unit will use what was kept for it.
   pool_.clear();
 }
 
-void Overlap::end_of_pass(Prefetch& pass, const char* name) {
+// If it ran in a new order, ranks compare it before anything follows: with what they tell each
+// other before a backward (ranks_compared()), else by themselves. Other ranks may not have a new
+// order; they would not hear of it here.
+void Overlap::end_of_forward() {
   if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
-  const bool differed = pass.lost();
-  if (pass.keep()) {
-    // A rank that gathers in another order would wait for what the others never send.
-    dist::verify_same(communicator_, fmt::format("the order of units in {}", name),
-                      fmt::format("{}", fmt::join(pass.order(), " ")));
-  }
-  if (!differed) return;
+  forward_order_ = order_of(forward_);
+  is_order_open_ = forward_.is_new();
+  note_lost(forward_, "forward");
+}
+
+void Overlap::settle_forward() {
+  if (!is_order_open_) return;
+  verify_order(forward_, "forward");
+  ranks_compared(/*same=*/true);
+}
+
+void Overlap::ranks_compared(bool same) {
+  base::KeptError after_another;
+  if (!same) return after_another.keep([this] { forget_passes(); });
+  if (std::exchange(is_order_open_, false)) forward_.keep();
+}
+
+void Overlap::note_lost(const Prefetch& pass, const char* name) {
+  if (options_.stage < 3 || !pass.lost()) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {
     log_error(
         fmt::format("note: units ran in another order in {} than the time before; such a pass "
                     "gathers each when it is needed, without prefetch",
                     name));
   }
+}
+
+std::string Overlap::order_of(const Prefetch& pass) const {
+  std::string order;
+  for (const std::size_t u : pass.seen()) {
+    const std::string& name = list().units[u].name;
+    order += (name.empty() ? "the root" : name) + "\n";
+  }
+  return order;
+}
+
+// An evaluation keeps no order, so ranks compare each one. Nothing is gathered of a unit that stays
+// whole: ranks may run such units as they like.
+void Overlap::end_of_evaluation() {
+  if (options_.stage < 3 || communicator_.size() == 1) return;
+  std::string gathered;
+  for (const std::size_t u : forward_.seen()) {
+    if (flat_.shards(u)) gathered += fmt::format("{} ", u);
+  }
+  const std::vector<double> all =
+      dist::all_gather_scalars(communicator_, {base::fnv1a_as_double(gathered)});
+  if (std::ranges::count(all, all.front()) < communicator_.size()) {
+    verify_order(forward_, "a forward without a graph");
+  }
+}
+
+void Overlap::verify_order(const Prefetch& pass, const char* name) {
+  base::KeptError problem;
+  problem.keep([&] {
+    dist::verify_same(communicator_, fmt::format("the order of units in {} ({})", name, kSameOrder),
+                      order_of(pass));
+  });
+  if (!problem.is_there()) return;
+  problem.keep([this] { forget_passes(); });
+  problem.rethrow();
+}
+
+// Ranks that ran units in different orders have taken each other's parameters, if these had as many
+// elements: nothing that they have gathered is kept, and the order that was known stays the known
+// one.
+void Overlap::forget_passes() {
+  ++disagreements_;
+  is_order_open_ = false;
+  reshard_all();
 }
 
 void Overlap::choose_lookahead_once() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <zero/distributed/agreement.hpp>
@@ -44,7 +45,8 @@ class Overlap : public train::Strategy {
       : Overlap(arguments, agreed(arguments, options), arguments.mesh.data(),
                 /*replicas=*/nullptr) {}
 
-  at::Tensor forward(const data::Batch& batch) override;
+  using Strategy::forward;
+  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override;
   void finish_backward() override;
   void sync_parameters() override;
   void zero_grad() override;
@@ -55,6 +57,8 @@ class Overlap : public train::Strategy {
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
   void bring_shard(std::size_t index, bool overwrites = false) override;
+  std::string order_of_units() const override { return forward_order_; }
+  void ranks_compared(bool same) override;
   bool sharded() const override { return options_.stage > 0; }
   train::Costs costs() const override;
 
@@ -92,10 +96,14 @@ class Overlap : public train::Strategy {
   virtual void shard_reduced(const train::ReducedShard& /*shard*/) {}
   /// Blocks until what shard_reduced() has started is done.
   virtual void finish_between_groups() {}
+  /// A number that is another one after each change of the weights, and after each pass that ranks
+  /// ran in different orders; the same on all ranks.
+  std::int64_t version_of_gathers() { return passes().forwards().version() + disagreements_; }
 
   bool follows_units() const override {
     return options_.stage == 3 || options_.defer_parameter_gather;
   }
+  bool compares_order() const override { return true; }
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override;
@@ -116,7 +124,13 @@ class Overlap : public train::Strategy {
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void reshard_unit(std::size_t unit);
   void reduce(std::size_t buffer);
-  void end_of_pass(Prefetch& pass, const char* name);
+  void end_of_forward();
+  void end_of_evaluation();
+  void settle_forward();
+  void note_lost(const Prefetch& pass, const char* name);
+  std::string order_of(const Prefetch& pass) const;
+  void verify_order(const Prefetch& pass, const char* name);
+  void forget_passes();
   void choose_lookahead_once();
 
   OverlapOptions options_;
@@ -131,6 +145,9 @@ class Overlap : public train::Strategy {
   PassClock backward_clock_;
   std::int64_t timed_steps_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
+  std::string forward_order_;       // of the last forward that trained
+  bool is_order_open_ = false;      // it is new, and ranks have not compared it yet
+  std::int64_t disagreements_ = 0;  // passes that ranks ran in different orders
 };
 
 }  // namespace zero

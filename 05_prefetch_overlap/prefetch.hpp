@@ -12,8 +12,8 @@ namespace zero {
 /// Remembers the order in which the units of a pass (a forward or a backward) ran, and expects the
 /// next pass to run in the same order: use() returns the units that follow the one that runs now.
 /// If a pass runs in another order, use() returns no more units in it: each is gathered when it
-/// comes, which is slower but always right. At the end of the pass its order becomes the expected
-/// one.
+/// comes, which is slower but always right. When all ranks have run that order, keep() makes it the
+/// expected one.
 class Prefetch {
  public:
   explicit Prefetch(std::int64_t lookahead) : lookahead_(lookahead) {}
@@ -31,13 +31,11 @@ class Prefetch {
   /// here can be brought nearer.
   std::optional<std::size_t> next_after() const;
 
-  /// Call at the end of a pass, to expect its order from now on. Returns true if the order is
-  /// new. Do not call it for passes that should change nothing, such as an evaluation.
-  bool keep() {
-    if (known() && !lost_ && seen_.size() == order_.size()) return false;
-    order_ = seen_;
-    return known();
-  }
+  /// Whether this pass, which has ended, ran in another order than expected.
+  bool is_new() const { return lost_ || seen_.size() != order_.size(); }
+  /// Expects the order of this pass from now on. Not for a pass that other ranks ran in another
+  /// order, nor for one that should change nothing, such as an evaluation.
+  void keep() { order_ = seen_; }
 
   /// Whether an order is expected.
   bool known() const { return !order_.empty(); }
@@ -45,7 +43,8 @@ class Prefetch {
   bool at_end() const { return known() && !lost_ && seen_.size() == order_.size(); }
   /// Whether this pass ran in another order than expected.
   bool lost() const { return lost_; }
-  const std::vector<std::size_t>& order() const { return order_; }
+  /// The units of this pass so far, in the order in which they ran.
+  const std::vector<std::size_t>& seen() const { return seen_; }
 
   std::int64_t lookahead() const { return lookahead_; }
   void set_lookahead(std::int64_t lookahead) { lookahead_ = lookahead; }

@@ -23,9 +23,11 @@ TEST(Prefetch, WatchesThePassThatIsKeptAndSaysNothingMeanwhile) {
   EXPECT_FALSE(prefetch.known());
   // An evaluation before the first step: its order is not kept.
   EXPECT_THAT(run(prefetch, {0, 2}), ElementsAre(IsEmpty(), IsEmpty()));
-  EXPECT_TRUE(prefetch.keep());
+  EXPECT_TRUE(prefetch.is_new());
+  prefetch.keep();
   EXPECT_TRUE(prefetch.known());
-  EXPECT_THAT(prefetch.order(), ElementsAre(0, 2));
+  EXPECT_FALSE(prefetch.is_new());
+  EXPECT_THAT(run(prefetch, {0, 2}), ElementsAre(Units{2}, IsEmpty()));
 }
 
 TEST(Prefetch, KnowsTheLastUnitOfAPass) {
@@ -87,22 +89,24 @@ TEST(Prefetch, SaysNothingMoreInAPassThatRunsOtherwiseAndRecoversInTheNext) {
   EXPECT_TRUE(prefetch.lost());
   run(prefetch, {0, 1});  // a pass that ends early is none that ran otherwise
   EXPECT_FALSE(prefetch.lost());
-  EXPECT_TRUE(prefetch.keep());  // but the next one will not be asked for unit 2 in vain
-  EXPECT_THAT(prefetch.order(), ElementsAre(0, 1));
+  EXPECT_TRUE(prefetch.is_new());
+  prefetch.keep();  // the next one will not be asked for unit 2 in vain
+  EXPECT_THAT(run(prefetch, {0, 1}), ElementsAre(Units{1}, Units{}));
 }
 
 TEST(Prefetch, ExpectsWhatTheLastKeptPassWasLike) {
   Prefetch prefetch(1);
   run(prefetch, {0, 1, 2});
-  EXPECT_TRUE(prefetch.keep());
-  EXPECT_FALSE(prefetch.keep());
+  prefetch.keep();
+  EXPECT_FALSE(prefetch.is_new());
   run(prefetch, {0, 2, 1});  // an evaluation, say: not kept
   run(prefetch, {0, 1, 2});
   EXPECT_FALSE(prefetch.lost());
   run(prefetch, {2, 1, 0});  // a layer was taken out and another put in
-  EXPECT_TRUE(prefetch.keep());
+  EXPECT_TRUE(prefetch.is_new());
+  prefetch.keep();
   EXPECT_THAT(run(prefetch, {2, 1, 0}), ElementsAre(Units{1}, Units{0}, Units{}));
-  EXPECT_FALSE(prefetch.keep());
+  EXPECT_FALSE(prefetch.is_new());
 }
 
 }  // namespace

@@ -11,8 +11,7 @@ ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments,
 ZeroPlusPlus::ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
                            const train::StrategyArguments& arguments)
     : Overlap(arguments, options.overlap, arguments.mesh.data(), /*replicas=*/nullptr,
-              make_transfers(arguments.mesh, options,
-                             [this] { return passes().forwards().version(); })) {}
+              make_transfers(arguments.mesh, options, [this] { return version_of_gathers(); })) {}
 
 void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
   if (shard.rest == nullptr) return;  // averaged already

@@ -1,7 +1,10 @@
 // Ranks that were given different things: an error on all of them, before training, that names the
 // first difference and both sides.
 
+#include <ATen/ops/ones.h>
+
 #include <tests/support/session.hpp>
+#include <tests/support/test_unit.hpp>
 #include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
@@ -125,6 +128,50 @@ TEST(Disagreement, AboutWhichUnitsRun) {
                     [&](dist::Communicator& communicator) { train(communicator, mode); });
     expect_errors(exits,
                   ::testing::ContainsRegex("broadcast|reduce|gather|order of units|no answer"));
+  }
+}
+
+// Units of one size in different orders: without the unit in the fingerprint of a gather, ranks of
+// chapters 03 and 04 would take each other's parameters.
+TEST(Disagreement, AboutTheOrderOfEqualUnits) {
+  struct Two : nn::Model {
+    struct Layer : TestUnit {
+      at::Tensor apply_to(const at::Tensor& x, const at::Tensor& weight) {
+        return run([&] { return x.matmul(weight).tanh(); }, {x});
+      }
+    };
+    Two() {
+      for (const char* const name : {"a", "b"}) {
+        units.push_back(register_module(name, std::make_shared<Layer>()));
+        weights.push_back(units.back()->add("weight", {6, 6}));
+      }
+    }
+    at::Tensor loss(const data::Batch& batch) override { return predict(batch).square().mean(); }
+    at::Tensor predict(const data::Batch& batch) override {
+      return run(
+          [&] {
+            at::Tensor x = batch.inputs;
+            for (const std::size_t u : {first, 1 - first}) x = units[u]->apply_to(x, weights[u]);
+            return x;
+          },
+          {});
+    }
+    std::vector<std::shared_ptr<Layer>> units;
+    std::vector<at::Tensor> weights;
+    std::size_t first = 0;
+  };
+  for (const std::string mode : {"zero3", "tensor_zero3", "engine3"}) {
+    SCOPED_TRACE(mode);
+    const auto exits = ranks_ended({}, [&](dist::Communicator& communicator) {
+      Two model;
+      nn::SeededValues values(1);
+      nn::initialize_parameters(model, values);
+      const auto strategy = make_strategy(mode, {model, communicator, optim::adamw(), nullptr, ""});
+      model.first = communicator.rank() == 1 ? 1 : 0;
+      strategy->backward(strategy->forward({.inputs = at::ones({2, 6}, at::kDouble)}));
+      strategy->finish_backward();
+    });
+    expect_errors(exits, ::testing::ContainsRegex("rank 0 (is in .*unit 'a'|has a)"));
   }
 }
 

@@ -297,9 +297,11 @@ Call Communicator::begin(Operation operation, Purpose purpose, const at::Tensor&
             .root = root};
   count(call, /*calls=*/1, 0, 0);
   if (CallLog* const log = call_log()) {
+    // When gradients of a unit are reduced may differ between ranks by a hook of another unit.
+    const std::string_view of_unit = purpose == Purpose::kParameter ? unit() : std::string_view();
     call.fingerprint =
         log->add({call.public_call, name(operation), name(purpose), tensor.scalar_type(),
-                  tensor.numel(), root < 0 ? root : log->world_rank(root)});
+                  tensor.numel(), root < 0 ? root : log->world_rank(root), std::string(of_unit)});
   }
   return call;
 }
@@ -321,6 +323,12 @@ std::string_view Communicator::public_call() const {
   const CallLog* const log = call_log();
   if (log != nullptr && !log->public_call().empty()) return log->public_call();
   return parent_ != nullptr ? parent_->public_call() : std::string_view();  // a group is inside it
+}
+
+std::string_view Communicator::unit() const {
+  const CallLog* const log = call_log();
+  if (log != nullptr && !log->unit().empty()) return log->unit();
+  return parent_ != nullptr ? parent_->unit() : std::string_view();
 }
 
 void Communicator::count(const Call& call, std::int64_t calls, std::int64_t bytes,
@@ -429,6 +437,15 @@ CallScope::CallScope(Communicator& communicator, std::string_view name)
 
 CallScope::~CallScope() {
   if (log_ != nullptr) log_->set_public_call(outer_);
+}
+
+UnitScope::UnitScope(Communicator& communicator, std::string_view name)
+    : log_(communicator.call_log()) {
+  if (log_ != nullptr) outer_ = log_->set_unit(name);
+}
+
+UnitScope::~UnitScope() {
+  if (log_ != nullptr) log_->set_unit(outer_);
 }
 
 }  // namespace zero::dist

@@ -140,6 +140,7 @@ class Communicator final {
 
  private:
   friend class CallScope;
+  friend class UnitScope;
 
   Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int root = -1);
   Call begin_reduction(Operation operation, Purpose purpose, const at::Tensor& wide,
@@ -154,6 +155,7 @@ class Communicator final {
   void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor* tensor = nullptr);
   CallLog* call_log() const;
   std::string_view public_call() const;
+  std::string_view unit() const;
   void progress_with_groups();
   void synchronize_with_groups();
   void check_rank(Operation operation, int peer) const;
@@ -188,6 +190,22 @@ class CallScope {
 
  private:
   CallLog* log_;  // of the communicator, which outlives it; null: it has none
+  std::string_view outer_;
+};
+
+/// While it lives, collectives of `communicator`, and of groups split from it, for
+/// Purpose::kParameter are those of the unit `name`, which outlives it. Ranks that gather different
+/// units then throw zero::Error that names both; without it they take each other's bytes if the
+/// sizes are the same.
+class UnitScope {
+ public:
+  UnitScope(Communicator& communicator, std::string_view name);
+  ~UnitScope();
+  UnitScope(const UnitScope&) = delete;
+  UnitScope& operator=(const UnitScope&) = delete;
+
+ private:
+  CallLog* log_;  // as in CallScope
   std::string_view outer_;
 };
 

@@ -173,8 +173,9 @@ at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
   if (plain_) return forward(predict);
   const dist::CallScope call(strategy_->mesh().world(), "Engine::evaluate");
   verify_backward_ended();
+  verify_outside_of_passes("evaluate");
   begin_forward();
-  return predict();
+  return strategy_->forward(predict, /*loss_terms=*/0);
 }
 
 void Engine::on_step(StepCallback callback) {
@@ -303,8 +304,18 @@ Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
                                                : fmt::format("one of {} loss terms", mine);
   found.topics.push_back(
       {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
+  found.topics.push_back(
+      {fmt::format("the order of units in forward ({})", train::Strategy::kSameOrder),
+       strategy_->order_of_units()});
   found.numbers = {mine};
-  const std::vector<std::vector<double>> all = dist::exchange(mesh, found);
+  std::vector<std::vector<double>> all;
+  try {
+    all = dist::exchange(mesh, found);
+  } catch (const Error&) {
+    strategy_->ranks_compared(/*same=*/false);
+    throw;
+  }
+  strategy_->ranks_compared(/*same=*/true);
   std::vector<int> without_forward;
   double sum = 0;
   live_.clear();

@@ -83,7 +83,8 @@ class Engine {
   /// @throws zero::Error if the engine was made with an nn::Model.
   at::Tensor forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms = 0);
   /// What `predict` computes with the model, without a graph: its predictions, or a loss. Called by
-  /// all ranks, between any two other calls.
+  /// all ranks, between any two other calls. @throws zero::Error on all ranks at stage 3, in place
+  /// of a value, if they ran other units or in another order.
   at::Tensor evaluate(const std::function<at::Tensor()>& predict);
 
   /// Runs autograd and averages. The gradient of a step is that of the mean over all loss terms

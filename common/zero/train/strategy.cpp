@@ -59,7 +59,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
       averaged_(list_, stage_of_model_, mesh_, *this, arguments.reduce_type, reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
       first_values_(model_, list_, communicator_, held_, arguments.values),
-      passes_(model_, list_, *this, *this) {
+      passes_(model_, list_, mesh_.world(), *this, *this) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
   mesh_.verify_same_at({"pipeline"}, kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
@@ -98,6 +98,10 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
 Strategy::~Strategy() = default;
 
 at::Tensor Strategy::forward(const data::Batch& batch) {
+  return forward([&] { return model_.loss(batch); }, batch.loss_terms);
+}
+
+at::Tensor Strategy::forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) {
   held_.verify_not_released();
   held_.verify_storages();
   verify_weights();
@@ -213,6 +217,7 @@ void Strategy::unshard(std::size_t unit) {
   if (unit >= list_.units.size()) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
+  const dist::UnitScope of_unit(mesh_.world(), list_.units[unit].name);
   verify_weights();
   if (!passes_.is_running()) {
     finish_update();
@@ -231,20 +236,14 @@ void Strategy::unshard(std::size_t unit) {
 void Strategy::reshard(std::size_t unit) {
   passes_.use().release(unit);
   if (!passes_.use().is_held(unit)) {
+    note_hidden_writes(unit);
     keep_writes(unit);
     for (const std::size_t i : list_.units[unit].parameters) note_possible_write(i);
   }
   // backward() drops everything at its end.
   if (!in_backward() && !is_in_use(unit)) drop(unit);
 }
-    note_hidden_writes(unit);
 
-// An optimizer that keeps a copy of what it updates (optim::with_master_weights()) looks at version
-// counters. The tensor that it holds has another one than the parameter that the program sees.
-void Strategy::note_possible_write(std::size_t index) const {
-  const at::Tensor mine = piece(index).tensor;
-  if (!mine.defined() || mine.is_same(parameter(index))) return;
-  torch::autograd::impl::bump_version(mine);
 std::vector<std::uint64_t> Strategy::digests(std::size_t unit) const {
   std::vector<std::uint64_t> all;
   for (const std::size_t i : list_.units[unit].parameters) {
@@ -263,6 +262,12 @@ void Strategy::note_hidden_writes(std::size_t unit) {
   }
 }
 
+// An optimizer that keeps a copy of what it updates (optim::with_master_weights()) looks at version
+// counters. The tensor that it holds has another one than the parameter that the program sees.
+void Strategy::note_possible_write(std::size_t index) const {
+  const at::Tensor mine = piece(index).tensor;
+  if (!mine.defined() || mine.is_same(parameter(index))) return;
+  torch::autograd::impl::bump_version(mine);
 }
 
 void Strategy::gather_all() {

@@ -53,7 +53,11 @@ class Strategy : public Shards, protected PassHooks {
   // A step, in the order of its calls.
 
   /// The loss of the local micro-batch, from Model::loss().
-  virtual at::Tensor forward(const data::Batch& batch);
+  at::Tensor forward(const data::Batch& batch);
+  /// What `pass` computes with the model, a loss of `loss_terms` terms; without a graph
+  /// (at::NoGradGuard) predictions, or any tensor. @throws zero::Error on all ranks, at stages that
+  /// gather units, if ranks ran other units or in another order: what was computed is lost then.
+  virtual at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms);
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
   /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
   /// since. If the weights have changed since one of these, the graph of the loss belongs to old
@@ -99,6 +103,16 @@ class Strategy : public Shards, protected PassHooks {
   /// calls both.
   void unshard(std::size_t unit);
   void reshard(std::size_t unit);
+
+  /// At a stage that gathers units: those of the last forward() that trained, in the order in which
+  /// they ran, a line each; ranks must have run the same. Who compares it, with other things that
+  /// ranks tell each other before backward(), says how that ended, on all ranks; otherwise
+  /// backward() compares it if it is new.
+  virtual std::string order_of_units() const { return ""; }
+  static constexpr const char* kSameOrder =
+      "at stage 3 all ranks run the same units in the same order; modules among which a rank "
+      "chooses belong in one unit: units_named()";
+  virtual void ranks_compared(bool /*same*/) {}
 
   /// What the program has written into parameters since the last forget_writes(). These functions
   /// send nothing.
@@ -242,6 +256,8 @@ class Strategy : public Shards, protected PassHooks {
  private:
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);
+  std::vector<std::uint64_t> digests(std::size_t unit) const;
+  void note_hidden_writes(std::size_t unit);
   void note_possible_write(std::size_t index) const;
 
   nn::ParameterList list_;
@@ -257,8 +273,6 @@ class Strategy : public Shards, protected PassHooks {
   HeldModel held_;
   FirstValues first_values_;
   AutogradPasses passes_;
-  std::vector<std::uint64_t> digests(std::size_t unit) const;
-  void note_hidden_writes(std::size_t unit);
 };
 
 }  // namespace zero::train

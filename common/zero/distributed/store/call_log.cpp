@@ -34,7 +34,8 @@ std::uint64_t CallLog::add(const Record& record) {
   const std::array<std::int64_t, 4> numbers = {count_++, record.elements, record.root,
                                                static_cast<std::int64_t>(record.dtype)};
   std::uint64_t hash = base::fnv1a({reinterpret_cast<const char*>(numbers.data()), sizeof numbers});
-  for (const std::string_view text : {record.public_call, record.operation, record.purpose}) {
+  for (const std::string_view text :
+       {record.public_call, record.operation, record.purpose, std::string_view(record.unit)}) {
     hash = base::fnv1a(text, hash);
   }
   return hash << kCounted | (static_cast<std::uint64_t>(numbers[0]) & ((1 << kCounted) - 1));
@@ -46,6 +47,7 @@ std::string CallLog::Record::text() const {
     what = fmt::format("{} of {} {} for {}", operation, elements, c10::toString(dtype), purpose);
   }
   if (root >= 0) what += fmt::format(", root {}", root);
+  if (!unit.empty()) what += fmt::format(", unit '{}'", unit);
   return public_call.empty() ? what : fmt::format("{} ({})", public_call, what);
 }
 

@@ -59,8 +59,11 @@ class CallLog {
     return std::exchange(public_call_, name);
   }
   std::string_view public_call() const { return public_call_; }
+  /// The same for the unit of a model whose parameters are sent.
+  std::string_view set_unit(std::string_view name) { return std::exchange(unit_, name); }
+  std::string_view unit() const { return unit_; }
 
-  /// A call; the texts are literals.
+  /// A call; the texts are literals, but for the unit's name.
   struct Record {
     std::string_view public_call;
     std::string_view operation;
@@ -68,6 +71,7 @@ class CallLog {
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     std::int64_t elements = 0;
     int root = -1;  ///< of a broadcast or reduce
+    std::string unit = {};
     /// "Engine::step (all_reduce of 40 Float for gradient)"
     std::string text() const;
   };
@@ -114,6 +118,7 @@ class CallLog {
   int size_;
   std::vector<int> world_ranks_;
   std::string_view public_call_;
+  std::string_view unit_;
   std::array<Record, kRecords> records_;
   std::int64_t count_ = 0;
   std::timed_mutex asks_store_;              // held by the thread that waits for its answer

@@ -19,8 +19,8 @@ using memory::Category;
 using memory::Charge;
 
 AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
-                               const Shards& shards, PassHooks& hooks)
-    : model_(model), list_(list), shards_(shards), hooks_(hooks), use_(list) {
+                               dist::Communicator& world, const Shards& shards, PassHooks& hooks)
+    : model_(model), list_(list), world_(world), shards_(shards), hooks_(hooks), use_(list) {
   for (std::size_t u = 0; u < list_.units.size(); ++u) index_.try_emplace(list_.units[u].unit, u);
   for (std::size_t i = 0; i < list_.size(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { gradient_ready(i); });
@@ -55,7 +55,8 @@ auto AutogradPasses::run(const Pass& pass) {
   }
 }
 
-at::Tensor AutogradPasses::forward(const data::Batch& batch) {
+at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
+                                   std::int64_t loss_terms) {
   const Charge charge(Category::kActivations);
   end_other_pass();
   if (std::exchange(last_threw_, false)) reshard_all();
@@ -64,9 +65,9 @@ at::Tensor AutogradPasses::forward(const data::Batch& batch) {
   model_.watch_units(hooks_.follows_units());
   if (trains && !repeats_) record_in(forward_calls_);
   const ScopedValue recorded(recorded_, trains ? recorded_ : nullptr);
-  at::Tensor loss = run([&] { return repeats_ ? repeat(forward_calls_) : model_.loss(batch); });
+  at::Tensor loss = run([&] { return repeats_ ? repeat(forward_calls_) : pass(); });
   if (schedule_) schedule_->end_forward();
-  forwards_.add(loss, batch.loss_terms);
+  forwards_.add(loss, loss_terms);
   return loss;
 }
 
@@ -133,6 +134,9 @@ void AutogradPasses::record_in(std::vector<UnitCall>& calls) {
 
 void AutogradPasses::call(const UnitCall& call) {
   const std::size_t u = call.unit;
+  const bool is_compared = hooks_.compares_order() && running_ &&
+                           !(in_backward_ && call.hook == UnitCall::Hook::kPreForward);
+  const dist::UnitScope unit(world_, is_compared ? "" : list_.units[u].name);
   switch (call.hook) {
     case UnitCall::Hook::kPreForward:
       if (schedule_) schedule_->enter_forward(u);

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include <zero/data/batch.hpp>
+#include <zero/distributed/communicator.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/backward/backward_schedule.hpp>
@@ -31,9 +31,10 @@ class AutogradPasses : private nn::UnitHooks {
  public:
   using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
 
-  /// Registers the hooks. All must outlive this object. `list`: the parameters of `model`.
-  AutogradPasses(nn::Model& model, const nn::ParameterList& list, const Shards& shards,
-                 PassHooks& hooks);
+  /// Registers the hooks. All must outlive this object. `list`: the parameters of `model`. `world`:
+  /// all ranks that gather.
+  AutogradPasses(nn::Model& model, const nn::ParameterList& list, dist::Communicator& world,
+                 const Shards& shards, PassHooks& hooks);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
   /// From now on backward() calls the actions of a BackwardSchedule.
@@ -43,7 +44,7 @@ class AutogradPasses : private nn::UnitHooks {
   AutogradPasses& operator=(const AutogradPasses&) = delete;
 
   /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.
-  at::Tensor forward(const data::Batch& batch);
+  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms);
   void backward(const at::Tensor& loss, bool reduces);
   /// Call when gradients are dropped: the next backward() begins anew.
   void forget_gradients();
@@ -106,6 +107,7 @@ class AutogradPasses : private nn::UnitHooks {
 
   nn::Model& model_;
   const nn::ParameterList& list_;
+  dist::Communicator& world_;
   std::unordered_map<const nn::Unit*, std::size_t> index_;  // in list_.units
   const Shards& shards_;
   PassHooks& hooks_;

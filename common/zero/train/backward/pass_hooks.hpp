@@ -11,6 +11,10 @@ class PassHooks {
   /// False if the stage does nothing when a unit begins or ends: then a plain module is not watched
   /// for it (nn::PlainModel).
   virtual bool follows_units() const { return true; }
+  /// True if the stage has ranks compare the order of their units when a pass is over. Otherwise a
+  /// rank that gathers another unit than its peers is an error at once (dist::UnitScope), after
+  /// which they cannot go on.
+  virtual bool compares_order() const { return false; }
   /// Before unit `unit` runs forward: its parameters must be whole when this returns.
   virtual void pre_forward(std::size_t unit) {}
   /// After it: they are not read again until pre_backward().

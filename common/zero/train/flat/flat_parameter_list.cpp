@@ -338,6 +338,11 @@ std::int64_t FlatParameterList::gradient_bytes() const {
   return sum;
 }
 
+bool FlatParameterList::shards(std::size_t unit) const {
+  return std::ranges::any_of(of_unit_[unit],
+                             [this](std::size_t b) { return buffers_[b].shards_parameters(); });
+}
+
 std::int64_t FlatParameterList::largest_sharded_unit() const {
   std::int64_t largest = 0;
   for (std::size_t u = 1; u < of_unit_.size(); ++u) {

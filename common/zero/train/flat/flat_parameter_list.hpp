@@ -90,6 +90,8 @@ class FlatParameterList {
   /// gradients are dropped.
   std::int64_t parameter_bytes() const;
   std::int64_t gradient_bytes() const;
+  /// Whether anything is gathered of the unit before it runs.
+  bool shards(std::size_t unit) const;
   /// Bytes of the largest unit whose parameters are sharded, when it is whole. The root is left
   /// out: it is never gathered ahead.
   std::int64_t largest_sharded_unit() const;

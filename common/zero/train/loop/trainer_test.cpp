@@ -29,9 +29,9 @@ class Diary final : public Strategy {
   explicit Diary(const StrategyArguments& arguments) : Strategy(arguments) {
     first_values().broadcast_all();
   }
-  at::Tensor forward(const data::Batch& batch) override {
+  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override {
     lines.push_back("forward");
-    return Strategy::forward(batch);
+    return Strategy::forward(pass, loss_terms);
   }
   void backward(const at::Tensor& loss) override {
     lines.push_back(fmt::format("backward{}", reduces_now() ? " of the last" : ""));
