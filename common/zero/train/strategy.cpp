@@ -254,8 +254,9 @@ std::vector<std::uint64_t> Strategy::digests(std::size_t unit) const {
 
 // A write through data() does not change the version counter, by which it is found later.
 void Strategy::note_hidden_writes(std::size_t unit) {
-  const std::vector<std::uint64_t> now = digests(unit), before = std::move(shown_[unit]);
-  shown_.erase(unit);
+  const auto shown = shown_.extract(unit);
+  if (shown.empty()) return;  // nobody held it, as when a checkpoint is loaded
+  const std::vector<std::uint64_t> now = digests(unit), &before = shown.mapped();
   for (std::size_t k = 0; k < now.size(); ++k) {
     if (now[k] == before[k]) continue;
     torch::autograd::impl::bump_version(parameter(list_.units[unit].parameters[k]));
