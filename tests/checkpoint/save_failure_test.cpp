@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <optional>
+#include <set>
 
 #include <tests/support/hooked_optimizer.hpp>
 
 #include "one_checkpoint.hpp"
+#include "system_calls.hpp"
 
 namespace zero::testing {
 namespace {
@@ -41,6 +43,22 @@ TEST_F(NotSaved, ToAFullDisk) {
       EXPECT_THAT(message, HasSubstr("has space"));
     }
     io::save_checkpoint(session.strategy(), good_, note(2, kMode));
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), good_).step, 2);
+  });
+}
+
+TEST_F(NotSaved, IsNotWhatSignalsMakeOfIt) {
+  on_two_ranks([&](Session& session) {
+    std::set<std::string> interrupted;  // each call of a file once
+    before_system_call = [&](SystemCall call, const std::string& path) {
+      const bool may_be = call == SystemCall::kFallocate || call == SystemCall::kFsync;
+      return may_be && interrupted.insert(fmt::format("{}{}", static_cast<int>(call), path)).second
+                 ? EINTR
+                 : 0;
+    };
+    io::save_checkpoint(session.strategy(), good_, note(2, kMode));
+    before_system_call = nullptr;
+    EXPECT_GE(interrupted.size(), 2U);
     EXPECT_EQ(io::load_checkpoint(session.strategy(), good_).step, 2);
   });
 }

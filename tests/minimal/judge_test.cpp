@@ -39,7 +39,7 @@ TEST(JudgeExits, NamesTheRankThatWaitedBeforeThoseThatItLeft) {
 TEST(JudgeExits, NamesTheFirstOfTwoErrors) {
   EXPECT_THAT(judge_exits({failed(0, "its loss is nan", 2), failed(1, kUndefined, 1)}),
               Optional(StartsWith("rank 1 uses a tensor")));
-  EXPECT_EQ(judge_exits({{}}), std::nullopt);
+  EXPECT_EQ(judge_exits({{.exit_code = 0}}), std::nullopt);
 }
 
 }  // namespace

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
+#include <zero/base/system_call.hpp>
 
 namespace zero::base {
 namespace {
@@ -46,7 +48,8 @@ fs::path target_of(const fs::path& path) {
 AtomicFile::AtomicFile(const fs::path& path) : path_(path), temporary_(temporary_name(path)) {
   std::error_code ignored;
   if (!path.has_filename() || fs::is_directory(path, ignored)) refuse_folder(path);
-  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  file_ = uninterrupted(
+      [&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
   if (file_ < 0) fail("cannot be created", errno);
 }
 
@@ -68,26 +71,23 @@ void AtomicFile::fail(const char* step, int code) const {
 
 void AtomicFile::reserve(std::int64_t size) {
   if (size == 0) return;
-  int result = 0;
-  do {
-    result = ::fallocate(file_, /*mode=*/0, /*offset=*/0, size);
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return;
+  if (uninterrupted([&] { return ::fallocate(file_, /*mode=*/0, /*offset=*/0, size); }) == 0)
+    return;
   // Some file systems cannot reserve; on them a full disk shows only when bytes are written.
   if (errno != EOPNOTSUPP && errno != ENOSYS) {
     fail(fmt::format("needs {} bytes, which cannot be reserved", size).c_str(), errno);
   }
-  if (::ftruncate(file_, size) != 0) fail("cannot be made long enough", errno);
+  if (uninterrupted([&] { return ::ftruncate(file_, size); }) != 0) {
+    fail("cannot be made long enough", errno);
+  }
 }
 
 void AtomicFile::write(const void* data, std::int64_t size, std::int64_t offset) {
   const char* next = static_cast<const char*>(data);
   while (size > 0) {
-    const auto written = ::pwrite(file_, next, static_cast<std::size_t>(size), offset);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      fail("cannot be written", errno);
-    }
+    const auto written = uninterrupted(
+        [&] { return ::pwrite(file_, next, static_cast<std::size_t>(size), offset); });
+    if (written < 0) fail("cannot be written", errno);
     next += written;
     offset += written;
     size -= written;
@@ -95,10 +95,11 @@ void AtomicFile::write(const void* data, std::int64_t size, std::int64_t offset)
 }
 
 void AtomicFile::complete() {
-  if (::fsync(file_) != 0) fail("cannot be brought to the disk", errno);
-  const int closed = ::close(file_);
-  file_ = -1;
-  if (closed != 0) fail("cannot be closed", errno);
+  if (uninterrupted([&] { return ::fsync(file_); }) != 0) {
+    fail("cannot be brought to the disk", errno);
+  }
+  const int closed = ::close(std::exchange(file_, -1));
+  if (closed != 0 && errno != EINTR) fail("cannot be closed", errno);
 }
 
 void AtomicFile::publish() {
@@ -108,8 +109,9 @@ void AtomicFile::publish() {
 }
 
 void sync_folder(const fs::path& folder) {
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const int code = file >= 0 && ::fsync(file) == 0 ? 0 : errno;
+  const int file =
+      uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  const int code = file >= 0 && uninterrupted([&] { return ::fsync(file); }) == 0 ? 0 : errno;
   if (file >= 0) ::close(file);
   // Not every file system can sync a folder; nothing more can be done there.
   if (code == 0 || code == EINVAL) return;

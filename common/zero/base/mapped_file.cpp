@@ -9,6 +9,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
+#include <zero/base/system_call.hpp>
 
 namespace zero::base {
 namespace {
@@ -26,7 +27,8 @@ void advise(std::string_view part, int advice) {
 MappedFile::MappedFile(const std::filesystem::path& path, const std::string& what) {
   std::string wrong;
   // Without O_NONBLOCK, opening a pipe would wait for its writer.
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int file =
+      uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   struct stat status {};
   if (file < 0 || ::fstat(file, &status) != 0) {
     wrong = fmt::format("cannot be opened: {}", std::generic_category().message(errno));

@@ -21,6 +21,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
+#include <zero/base/system_call.hpp>
 #include <zero/base/variable.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/store/rendezvous.hpp>
@@ -120,12 +121,13 @@ bool has_other_threads() {
 
 void take_exit(Child& child, Clock::time_point started) {
   int status = 0;
-  if (::waitpid(child.pid, &status, 0) != child.pid) return;
+  const pid_t taken = base::uninterrupted([&] { return ::waitpid(child.pid, &status, 0); });
   child.running = false;
   child.exit.seconds = std::chrono::duration<double>(Clock::now() - started).count();
+  ::close(child.pid_descriptor);
+  if (taken != child.pid) return;
   child.exit.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   child.exit.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  ::close(child.pid_descriptor);
 }
 
 // Blocks until a child ends or the deadline passes; returns false for the deadline.
@@ -176,6 +178,12 @@ std::string how_it_ended(const RankExit& exit) {
   if (exit.signal != 0) {
     return fmt::format("rank {} was ended by signal {} ({})", exit.rank, exit.signal,
                        ::strsignal(exit.signal));
+  }
+  if (exit.exit_code < 0) {
+    return fmt::format(
+        "rank {} ended, and how is not known: the program must neither ignore SIGCHLD nor wait for "
+        "processes that it did not start",
+        exit.rank);
   }
   return fmt::format("rank {} ended with exit code {}", exit.rank, exit.exit_code);
 }

@@ -30,7 +30,7 @@ struct LaunchOptions {
 /// How one rank ended.
 struct RankExit {
   int rank = 0;          ///< its number in messages
-  int exit_code = 0;     ///< of the process; -1 if a signal ended it
+  int exit_code = -1;    ///< of the process; -1 if a signal ended it, or how it ended is not known
   int signal = 0;        ///< the signal that ended it, or 0
   bool killed = false;   ///< by the launcher, after another rank failed or time was up
   bool stopped = false;  ///< killed while it was stopped (SIGSTOP, a debugger)

@@ -3,8 +3,10 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -67,6 +69,56 @@ TEST(TotalTimeout, EndsRanksThatHaveLongerSinceAnotherHasFailed) {
   EXPECT_EQ(exits[0].exit_code, 1);
   EXPECT_TRUE(exits[1].killed);
   EXPECT_LT(exits[1].seconds, 30);
+}
+
+// A profiler's, or a timer of the program: calls of the system end with EINTR again and again.
+class Signals {
+ public:
+  Signals() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { count = count + 1; };  // without SA_RESTART
+    ::sigaction(SIGALRM, &action, &before_);
+    const itimerval often{{0, 200}, {0, 200}};
+    ::setitimer(ITIMER_REAL, &often, nullptr);
+  }
+  ~Signals() {
+    const itimerval never{};
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    ::sigaction(SIGALRM, &before_, nullptr);
+    EXPECT_GT(count, 10);
+  }
+  inline static volatile std::sig_atomic_t count = 0;
+
+ private:
+  struct sigaction before_ {};
+};
+
+TEST_P(FailedRanks, AreFailuresWhateverSignalsThereAre) {
+  const Signals signals;
+  const auto exits = fork_processes(testing::captured(GetParam(), std::chrono::milliseconds(300)),
+                                    [](int rank) -> std::string {
+                                      if (rank > 0) ::pause();
+                                      return std::string(1 << 20, 'x');
+                                    });
+  EXPECT_TRUE(exits[0].ok());
+  EXPECT_EQ(exits[0].result.size(), 1 << 20);
+  for (const RankExit& exit : exits) {
+    if (exit.rank == 0) continue;
+    EXPECT_TRUE(exit.killed);
+    EXPECT_EQ(exit.signal, SIGKILL);
+    EXPECT_FALSE(exit.ok());
+  }
+  EXPECT_THAT(testing::error_of([&] { check_all_well(exits); }), HasSubstr("rank 1 was killed"));
+}
+
+TEST_P(FailedRanks, AreThoseWhoseEndIsNotKnown) {
+  EXPECT_FALSE(RankExit().ok());
+  const auto before = std::signal(SIGCHLD, SIG_IGN);
+  const auto restore = c10::make_scope_exit([&] { std::signal(SIGCHLD, before); });
+  const auto exits = fork_processes(testing::captured(GetParam(), std::chrono::seconds(60)),
+                                    [](int) { return std::string(); });
+  EXPECT_THAT(testing::error_of([&] { check_all_well(exits); }),
+              MatchesRegex("(rank [0-9] ended, and how is not known: .*SIGCHLD.*\n*)+"));
 }
 
 // OpenMP keeps threads for a thread that has used them, and fork() does not copy them.

@@ -13,6 +13,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
+#include <zero/base/system_call.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/offload/tile_file.hpp>
 
@@ -23,8 +24,9 @@ constexpr int kThreads = 4;
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-// "" if all bytes were moved.
-std::string problem(const char* what, std::size_t bytes, ssize_t moved) {
+// Of a move of `bytes`; "" if `move` moves them all.
+std::string problem(const char* what, std::size_t bytes, const auto& move) {
+  const ssize_t moved = base::uninterrupted(move);
   if (moved < 0) return reason(errno);
   if (static_cast<std::size_t>(moved) == bytes) return "";
   return fmt::format("{} of {} bytes were {}", moved, bytes, what);
@@ -78,8 +80,9 @@ std::int64_t TileFile::aligned(std::int64_t bytes) {
 
 void TileFile::reserve(std::size_t tiles) {
   if (tiles <= tiles_.size()) return;
-  int code = ::fallocate(file_, 0, 0, offset(tiles)) == 0 ? 0 : errno;
-  if (code == EOPNOTSUPP) code = ::ftruncate(file_, offset(tiles)) == 0 ? 0 : errno;
+  const auto code_of = [](const auto& call) { return base::uninterrupted(call) == 0 ? 0 : errno; };
+  int code = code_of([&] { return ::fallocate(file_, 0, 0, offset(tiles)); });
+  if (code == EOPNOTSUPP) code = code_of([&] { return ::ftruncate(file_, offset(tiles)); });
   if (code != 0) fail(fmt::format("{} bytes are needed there: {}", offset(tiles), reason(code)));
   tiles_.resize(tiles);
 }
@@ -87,7 +90,7 @@ void TileFile::reserve(std::size_t tiles) {
 void TileFile::clear() {
   give_up();
   tiles_.clear();
-  if (::ftruncate(file_, 0) != 0) fail(reason(errno));
+  if (base::uninterrupted([&] { return ::ftruncate(file_, 0); }) != 0) fail(reason(errno));
 }
 
 void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes,
@@ -117,10 +120,12 @@ std::string TileFile::move_blocks(char* data) {
       return static_cast<std::size_t>(std::clamp<std::int64_t>(all - at, 0, block_bytes_));
     };
     if (const std::size_t out = of_block(written); out > 0) {
-      wrong = problem("written", out, ::pwrite(file_, data + at, out, offset(writing_) + at));
+      wrong = problem("written", out,
+                      [&] { return ::pwrite(file_, data + at, out, offset(writing_) + at); });
     }
     if (const std::size_t in = of_block(read); in > 0 && wrong.empty()) {
-      wrong = problem("there", in, ::pread(file_, data + at, in, offset(reading_) + at));
+      wrong = problem("there", in,
+                      [&] { return ::pread(file_, data + at, in, offset(reading_) + at); });
     }
   }
   return wrong;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 
@@ -286,6 +287,21 @@ TEST_F(TileStoreTest, AWriteThatFailsIsAnErrorOfTheStep) {
         });
       },
       {folder_.path().string(), "tile "});
+}
+
+TEST_F(TileStoreTest, SignalsThatInterruptItChangeNothing) {
+  TileStore store(options());
+  std::atomic<int> calls = 0;
+  const testing::Disk disk([&](const testing::Transfer& transfer) -> ssize_t {
+    if (calls++ % 2 == 1) return transfer.as_asked();
+    errno = EINTR;
+    return -1;
+  });
+  fill(store, 4);
+  for (const std::size_t i : {0, 1, 2, 3}) {
+    EXPECT_TRUE(
+        store.read(i).narrow(0, 0, kOdd).eq(static_cast<std::int64_t>(i) + 1).all().item<bool>());
+  }
 }
 
 TEST_F(TileStoreTest, AfterAnErrorInAnUpdateItIsUsableOnceCleared) {
