@@ -5,6 +5,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
+#include <fstream>
 #include <numeric>
 
 #include <tests/support/error_of.hpp>
@@ -14,6 +15,8 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/defer.hpp>
 
 #include "plain_run.hpp"
 
@@ -25,11 +28,17 @@ using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(PlainStateDict, 1, 2, 3);
 
-// Parameters and buffers of the module itself, copied, in its order.
-NamedTensors of_module(const torch::nn::Module& module) {
+// Parameters and buffers of the module itself, in its order.
+NamedTensors tensors_of(const torch::nn::Module& module) {
   NamedTensors all;
-  for (const auto& p : module.named_parameters()) all.emplace_back(p.key(), p.value().clone());
-  for (const auto& b : module.named_buffers()) all.emplace_back(b.key(), b.value().clone());
+  for (const auto& p : module.named_parameters()) all.emplace_back(p.key(), p.value());
+  for (const auto& b : module.named_buffers()) all.emplace_back(b.key(), b.value());
+  return all;
+}
+
+NamedTensors of_module(const torch::nn::Module& module) {
+  NamedTensors all = tensors_of(module);
+  for (auto& [name, tensor] : all) tensor = tensor.clone();
   return all;
 }
 
@@ -192,9 +201,6 @@ TEST_P(PlainStateDict, WithOtherNamesOrShapesIsRefusedOnAllRanks) {
     expect_error([&] { run.engine.load_weights(communicator.rank() == 0 ? wrong : right); },
                  expected);
     expect_error([&] { run.engine.load_weights(NamedTensors()); }, {"is missing", "more"});
-    wrong = right;
-    wrong[0].second = at::Tensor();
-    expect_error([&] { run.engine.load_weights(wrong); }, {right[0].first, "undefined"});
     expect_error([&] { run.engine.load_weights(folder / "none"); }, {"none", "rank 0"});
     wrong = right;
     wrong.pop_back();
@@ -205,13 +211,79 @@ TEST_P(PlainStateDict, WithOtherNamesOrShapesIsRefusedOnAllRanks) {
   });
 }
 
-TEST_P(PlainStateDict, ThatCannotBeReadOnRank0IsAnErrorOnAllRanks) {
+// Nothing is changed, whatever it is on rank 0 that has no values.
+TEST_P(PlainStateDict, WithoutValuesOnRank0IsRefusedOnAllRanks) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     PlainRun run(communicator, "resnet", at_stage(stage));
-    NamedTensors weights = io::state_dict(run.engine.strategy());
-    if (!weights.empty()) weights[1].second = weights[1].second.to(at::kMeta);
-    expect_error([&] { run.engine.load_weights(weights); },
-                 {"discard the model", "rank 0", "meta"});
+    run.step(0);
+    const std::vector<at::Tensor> before = run.weights();
+    const NamedTensors right = io::state_dict(run.engine.strategy(), io::WholeOn::kAllRanks);
+    const at::Tensor& values = right[1].second;
+    for (const at::Tensor& wrong :
+         {at::Tensor(), values.to(at::kMeta), values.to_sparse(),
+          memory::without_storage(values.sizes(), values.scalar_type())}) {
+      NamedTensors weights = right;
+      weights[1].second = wrong;
+      expect_error([&] { run.engine.load_weights(weights); },
+                   {"rank 0", "tensor \"" + right[1].first + "\": it "});
+    }
+    const auto deferred = nn::defer([] { return PlainRun::make("resnet").module; });
+    expect_error([&] { run.engine.load_weights(tensors_of(*deferred)); },
+                 {right[0].first, "state_dict()"});
+    PlainRun teacher(communicator, "resnet", at_stage(3));
+    expect_error([&] { run.engine.load_weights(tensors_of(*teacher.made.module)); },
+                 {right[0].first, "state_dict()"});
+    EXPECT_TRUE(same_bits(run.weights(), before));
+    EXPECT_TRUE(run.step(1));
+    run.engine.load_weights(io::state_dict(teacher.engine.strategy()));
+    EXPECT_TRUE(same_bits(run.weights(), teacher.weights()));
+  });
+}
+
+struct Switched : torch::nn::Module {
+  Switched() {
+    at::manual_seed(7);
+    linear = register_module("linear", torch::nn::Linear(5, 3));
+    is_on = register_buffer("is_on", at::ones({2}, at::kBool));
+  }
+  at::Tensor loss() { return linear(at::randn({4, 5})).square().mean(); }
+  torch::nn::Linear linear{nullptr};
+  at::Tensor is_on;
+};
+
+// What is in a file shows only when it is read: by then other weights are overwritten.
+TEST_P(PlainStateDict, ThatEndsHalfWayIsOfNoUseUntilACheckpointIsLoaded) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    Switched net;
+    Engine engine(net, communicator, optim::adamw(), at_stage(stage));
+    const auto step = [&] {
+      const at::Tensor loss = engine.forward([&] { return net.loss(); });
+      engine.backward(loss);
+      return engine.step();
+    };
+    step();
+    const std::string run = "run" + std::to_string(stage), bad = "bad" + std::to_string(stage);
+    engine.save(folder / run);
+    const std::vector<at::Tensor> before = whole_weights(engine.strategy());
+    const NamedTensors dict = io::state_dict(engine.strategy());
+    if (communicator.rank() == 0) {
+      safetensors::save(folder / bad, dict);
+      std::string bytes = read_bytes(folder / bad);
+      bytes.back() = 7;  // the buffer's, which must be 0 or 1
+      std::ofstream(folder / bad, std::ios::binary) << bytes;
+    }
+    const std::vector<std::string> says = {"discard the model", "rank 0", "BOOL"};
+    expect_error([&] { engine.load_weights(folder / bad); }, says);
+    expect_error(step, says);
+    expect_error([&] { engine.evaluate([&] { return net.loss(); }); }, says);
+    expect_error([&] { engine.load_weights(dict); }, says);
+    expect_error([&] { io::state_dict(engine.strategy()); }, says);
+    EXPECT_TRUE(engine.load(folder / run));
+    EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), before));
+    EXPECT_TRUE(step());
+    engine.load_weights(dict);
+    EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), before));
   });
 }
 

@@ -33,10 +33,8 @@ struct Source {
 };
 
 Source source_of(const NamedTensors& weights) {
-  for (const auto& [name, tensor] : weights) {
-    if (!tensor.defined()) throw Error(fmt::format("'{}' is an undefined tensor", name));
-  }
-  return {safetensors::specs_of(weights), [&weights](const std::string& name, const auto& out) {
+  return {safetensors::specs_of(weights, "these weights"),
+          [&weights](const std::string& name, const auto& out) {
             const auto is_it = [&](const auto& entry) { return entry.first == name; };
             out.copy_(std::ranges::find_if(weights, is_it)->second);
           }};
@@ -51,11 +49,13 @@ Source source_of(const safetensors::Folder& folder) {
 // Of parameters and buffers.
 std::vector<Spec> specs_of(train::Strategy& strategy) {
   std::vector<Spec> specs = io::specs_of(strategy.list());
-  for (const Spec& buffer : safetensors::specs_of(buffers_of(strategy))) specs.push_back(buffer);
+  for (const Spec& buffer : safetensors::specs_of(buffers_of(strategy), "the model"))
+    specs.push_back(buffer);
   return specs;
 }
 
-// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers.
+// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers. All ranks go
+// on to the end if one cannot be read.
 void put(train::Strategy& strategy, const Source& source) {
   const at::NoGradGuard no_grad;
   const memory::Charge charge(memory::Category::kCommunication);
@@ -81,8 +81,7 @@ void put(train::Strategy& strategy, const Source& source) {
     buffer.copy_(sent(name, buffer.sizes(), buffer.scalar_type()));
   }
   strategy.passes().weights_changed();
-  dist::run_on_all_ranks(ranks, "some weights are loaded and some are not, discard the model",
-                         [&] { problem.rethrow(); });
+  problem.rethrow();
 }
 
 void load(train::Strategy& strategy, const std::string& what, const std::function<Source()>& open) {
@@ -90,6 +89,7 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
   dist::Communicator& ranks = strategy.mesh().world();
   Source source;
   dist::run_on_all_ranks(ranks, what, [&] {
+    strategy.bring_shard(0);  // throws if a load or an update before has failed
     if (strategy.mesh().pipeline().size() > 1) {
       throw Error("the model is split over a pipeline axis: load a checkpoint instead");
     }
@@ -97,7 +97,9 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
     source = open();
     fit_weights("these weights", source.specs, specs_of(strategy));
   });
-  put(strategy, source);
+  strategy.change_on_all_ranks(
+      "some weights are loaded and some are not, load a checkpoint or discard the model",
+      [&] { put(strategy, source); });
 }
 
 }  // namespace

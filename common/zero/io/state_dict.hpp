@@ -29,8 +29,10 @@ std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strateg
 /// Called by all ranks, between steps; blocks. A rank holds at most one unit more than it owns,
 /// and 8 bytes for each element of one parameter.
 /// @throws zero::Error on all ranks, before anything is written, if a name is missing, not the
-/// model's, or there twice, or a shape or type does not fit: it names them. Also if the model is
-/// split over a pipeline axis.
+/// model's, or there twice, a shape or type does not fit, or a tensor has no values in memory: it
+/// names them. Also if the model is split over a pipeline axis. If a value cannot be read later,
+/// the model is partly loaded, and trains again only after a checkpoint (Strategy::
+/// change_on_all_ranks()).
 void load_weights(train::Strategy& strategy, const safetensors::NamedTensors& weights);
 /// The same from a safetensors file, or a folder of transformers' (safetensors::Folder), that rank
 /// 0 sees. @throws zero::Error also as safetensors::Folder, on all ranks.

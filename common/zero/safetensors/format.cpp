@@ -1,3 +1,4 @@
+#include <ATen/EmptyTensor.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -158,6 +159,24 @@ std::string header_entry(const Entry& entry) {
                      entry.begin, entry.end);
 }
 
+// Why there are no values of `tensor` to read or to write; empty if there are.
+std::string without_values(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "is undefined";
+  if (tensor.layout() != at::kStrided || tensor.is_nested() || !tensor.has_storage()) {
+    return "is sparse, nested or of another layout: make it dense, as by to_dense()";
+  }
+  if (tensor.numel() == 0) return "";
+  const std::size_t bytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
+                                       static_cast<std::size_t>(tensor.storage_offset()));
+  try {
+    if (tensor.storage().data() != nullptr && tensor.storage().nbytes() >= bytes) return "";
+  } catch (const c10::Error&) {  // they have been taken away
+  }
+  return "has no bytes here, as on the device meta, in a module of nn::defer(), or of an engine at "
+         "stage 3: take what io::state_dict() of its engine returns";
+}
+
 }  // namespace
 
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& path) {
@@ -266,9 +285,10 @@ bool convertible(at::ScalarType from, at::ScalarType to) {
   return from == to || (floating(from) && floating(to));
 }
 
-std::vector<Spec> specs_of(const NamedTensors& tensors) {
+std::vector<Spec> specs_of(const NamedTensors& tensors, const std::string& path) {
   std::vector<Spec> specs;
   for (const auto& [name, tensor] : tensors) {
+    if (const auto why = without_values(tensor); !why.empty()) Refusal(path, name)("it {}", why);
     specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   }
   return specs;
@@ -277,6 +297,7 @@ std::vector<Spec> specs_of(const NamedTensors& tensors) {
 void check_tensor(const at::Tensor& tensor, const Spec& spec, const std::string& path,
                   std::string_view what) {
   const Refusal refuse(path, spec.name);
+  if (const auto why = without_values(tensor); !why.empty()) refuse("{} {}", what, why);
   if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
     refuse("{} has shape {}, but the file's is {}", what, shape_text(tensor.sizes().vec()),
            shape_text(spec.shape));

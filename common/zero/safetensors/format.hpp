@@ -59,11 +59,14 @@ std::string shape_text(const std::vector<std::int64_t>& shape);
 /// Whether tensors of dtype `from` may be copied into tensors of dtype `to`.
 bool convertible(at::ScalarType from, at::ScalarType to);
 
-/// Name, dtype and shape of each tensor.
-std::vector<Spec> specs_of(const NamedTensors& tensors);
+/// Name, dtype and shape of each tensor. @throws zero::Error, with a message that begins with
+/// `path`, for one without values in memory: it is undefined, sparse, on the device meta, or its
+/// bytes are not there.
+std::vector<Spec> specs_of(const NamedTensors& tensors, const std::string& path = "the tensors");
 
-/// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: it has this shape,
-/// and this dtype or a convertible one. The message calls the tensor `what`.
+/// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: it has values in
+/// memory (see above), this shape, and this dtype or a convertible one. The message calls the
+/// tensor `what`.
 void check_tensor(const at::Tensor& tensor, const Spec& spec, const std::string& path,
                   std::string_view what);
 

@@ -71,7 +71,7 @@ void Writer::finish() {
 }
 
 void save(const fs::path& path, const NamedTensors& tensors, const Metadata& metadata) {
-  Writer writer(path, specs_of(tensors), metadata);
+  Writer writer(path, specs_of(tensors, path.string()), metadata);
   for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
   writer.finish();
 }

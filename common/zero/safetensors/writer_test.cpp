@@ -63,8 +63,6 @@ TEST_F(SafetensorsWrite, SpecsThatAreRefused) {
   expect_refused({{"w", at::kFloat, {1}}, {"w", at::kFloat, {1}}}, {"\"w\"", "given twice"});
   expect_refused({{"__metadata__", at::kFloat, {1}}}, {"taken by the format"});
   expect_refused({{"z", at::kComplexFloat, {1}}}, {"\"z\"", "ComplexFloat", "BF16"});
-  const NamedTensors undefined = {{"w", at::Tensor()}};
-  expect_error([&] { save(path_, undefined); }, {path_.string(), "\"w\"", "known dtypes"});
   EXPECT_EQ(folder_.listing(), Listing{});
 }
 
@@ -85,6 +83,28 @@ TEST_F(SafetensorsWrite, WritesThatAreRefused) {
   expect_error([&] { file.finish(); }, {path, "cannot"});
   expect_error(write("w", at::ones({2})), {path, "cannot be written"});
   EXPECT_EQ(folder_.listing(), Listing{"x.safetensors"});
+}
+
+TEST_F(SafetensorsWrite, TensorsWithoutValuesAreRefusedByName) {
+  const at::Tensor right = at::ones({4, 4}), short_of_bytes = at::ones({4, 4});
+  short_of_bytes.storage().unsafeGetStorageImpl()->set_nbytes(60);
+  save(path_, {{"w", right}});
+  for (const at::Tensor& wrong :
+       {at::Tensor(), right.to(at::kMeta), right.to_sparse(), short_of_bytes}) {
+    expect_error(
+        [&] {
+          save(path_, {{"right", right}, {"w", wrong}});
+        },
+        {path_.string(), "tensor \"w\": "});
+    Writer file = writer({{"w", at::kFloat, {4, 4}}});
+    expect_error([&] { file.write("w", wrong); }, {path_.string(), "tensor \"w\": "});
+    expect_error([&] { File(path_).read_into("w", wrong); }, {path_.string(), "tensor \"w\": "});
+  }
+  EXPECT_EQ(folder_.listing(), Listing{"x.safetensors"});
+  // Views may lie anywhere in their storage.
+  const at::Tensor row = at::arange(12).view({3, 4})[2];
+  save(path_, {{"row", row}, {"wide", row.expand({5, 4})}, {"none", at::empty({0, 3})}});
+  EXPECT_TRUE(same_bits({File(path_).read("row")}, {row}));
 }
 
 TEST_F(SafetensorsWrite, TwoWritersOfOneFileDoNotMix) {
