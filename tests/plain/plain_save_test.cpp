@@ -73,13 +73,15 @@ TEST_P(PlainSave, GivesThePositionBack) {
 TEST_P(PlainSave, KeepsTheLastCheckpointsAndLoadsEach) {
   const TestFolder folder;
   on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
-    PlainRun run(communicator, "gpt2", at_stage(stage));
     const fs::path place = folder_of(folder, "run", stage);
     std::vector<std::vector<at::Tensor>> weights = {{}};
-    for (int number = 0; number < 5; ++number) {
-      run.step(number);
-      weights.push_back(run.weights());
-      run.engine.save(place, {.keep = 3, .behind = number % 2 == 1});
+    {
+      PlainRun run(communicator, "gpt2", at_stage(stage));
+      for (int number = 0; number < 5; ++number) {
+        run.step(number);
+        weights.push_back(run.weights());
+        run.engine.save(place, {.keep = 3, .behind = number % 2 == 1});
+      }
     }
     communicator.barrier();
     EXPECT_THAT(names_in(place),
@@ -251,6 +253,67 @@ TEST_P(PlainSave, BehindIsRefusedInAStepAndWhereNothingCanBeWritten) {
                  {"rank 0", "cannot be made"});
     run.engine.finish_save();  // nothing is pending
     EXPECT_TRUE(run.step(1));
+  });
+}
+
+// What comes back after the weights is checked before them.
+TEST_P(PlainSave, WithALossScaleThatCannotBeIsRefusedBeforeAnythingChanges) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    EngineConfig config = at_stage(stage);
+    config.loss_scale.initial = 8;
+    PlainRun run(communicator, "gpt2", config), other(communicator, "gpt2", config);
+    run.step(0);
+    const io::CheckpointInfo info{.step = 7, .notes = {{"loss scale", "3 apples"}}};
+    io::save_checkpoint(run.engine.strategy(), folder_of(folder, "run", stage), info);
+    const std::vector<at::Tensor> before = other.weights();
+    expect_error([&] { other.engine.load(folder_of(folder, "run", stage)); },
+                 {"rank 0", "'3 apples' is no state of a loss scale"});
+    EXPECT_EQ(other.engine.steps(), 0);
+    EXPECT_EQ(other.engine.loss_scale(), 8);
+    EXPECT_TRUE(same_bits(other.weights(), before));
+  });
+}
+
+// Each would remove the other's checkpoint, and with equal shapes load it.
+TEST_P(PlainSave, OfTwoEnginesToOneFolderIsRefused) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    const fs::path place = folder_of(folder, "a", stage), other = folder_of(folder, "b", stage);
+    std::optional<PlainRun> a(std::in_place, communicator, "gpt2", at_stage(stage));
+    PlainRun b(communicator, "gpt2", at_stage(3 - stage));
+    a->step(0);
+    a->engine.save(place);
+    b.step(1);
+    b.step(2);
+    const std::vector<at::Tensor> of_a = a->weights(), of_b = b.weights();
+    communicator.barrier();
+    const auto files = files_in(place);
+    for (const bool behind : {false, true}) {
+      for (const fs::path& same : {place, other / ".." / place.filename()}) {
+        expect_error([&] { b.engine.save(same, {.behind = behind}); },
+                     {"rank 0", place.filename().string(), "another engine of this program",
+                      "a folder of its own"});
+      }
+    }
+    EXPECT_EQ(files_in(place), files);
+    EXPECT_TRUE(b.engine.load(place));  // an engine that has no folder of its own
+    b.step(3);
+    b.engine.save(other);
+    const std::vector<at::Tensor> before = b.weights();
+    expect_error([&] { b.engine.load(place); }, {"rank 0", "another engine of this program",
+                                                 "this one to", other.filename().string()});
+    EXPECT_TRUE(same_bits(b.weights(), before));
+    EXPECT_EQ(b.engine.steps(), 2);
+    a->step(1);
+    EXPECT_TRUE(a->engine.load(place));
+    EXPECT_TRUE(same_bits(a->weights(), of_a));
+    a.reset();  // the folder is free
+    EXPECT_TRUE(b.engine.load(place));
+    b.step(4);
+    b.engine.save(place);
+    EXPECT_EQ(io::read_checkpoint_info(place).step, 2);
+    communicator.barrier();
   });
 }
 

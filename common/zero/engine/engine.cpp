@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -19,6 +20,7 @@
 #include <zero/engine/engine.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_files.hpp>
+#include <zero/io/held_folders.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/train/averaged_weights.hpp>
 #include <zero/train/broadcast_buffers.hpp>
@@ -503,11 +505,17 @@ bool Engine::load(const std::filesystem::path& folder) {
   dist::verify_same(strategy_->mesh().world(), "the checkpoint to go on from",
                     there ? "there is one" : "none");
   if (!there) return false;
+  const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
+  std::optional<train::LossScale> scale = step_.loss_scale();
+  dist::run_on_all_ranks(strategy_->mesh().world(), what, [&] {
+    io::verify_not_of_another(io::checkpoint::manifest_at(folder).parent_path(), *strategy_);
+    if (scale) scale->resume_from(io::read_checkpoint_info(folder).notes);
+  });
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   step_.resume_after(info.step);
   const auto position = info.notes.find(kPosition);
   position_ = position == info.notes.end() ? "" : position->second;
-  if (step_.loss_scale()) step_.loss_scale()->resume_from(info.notes);
+  step_.loss_scale() = scale;
   give_up_step();
   return true;
 }

@@ -167,7 +167,7 @@ class Engine {
   /// a step() that updated. Returns the seconds that it blocked. Throws as io::save_checkpoint()
   /// does, and in the middle of a step. An error of a save behind is one of the next step(),
   /// save(), load() or finish_save(), on all ranks, before that call has done anything: it may be
-  /// repeated.
+  /// repeated. Two engines of a program must save to folders of their own.
   double save(const std::filesystem::path& folder, const SaveOptions& options = {});
   /// Completes a save behind; does nothing if there is none. Called by all ranks; blocks. Throws
   /// after an exception in backward(), before give_up_step().
@@ -177,7 +177,8 @@ class Engine {
   /// Resumes from the checkpoint in `folder` (or the older one whose manifest `folder` is), at any
   /// world size and whatever stage or chapter wrote it: parameters, the optimizer's states,
   /// steps(). Returns false if there is none. Called by all ranks. Throws as io::load_checkpoint()
-  /// does, and if only some ranks see a checkpoint.
+  /// does, and if only some ranks see a checkpoint, or if this engine has saved to a folder of its
+  /// own and another that lives saves to this one.
   bool load(const std::filesystem::path& folder);
 
   /// Gives the model these weights, without optimizer states: io::load_weights() of a state dict or

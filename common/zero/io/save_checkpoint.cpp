@@ -1,14 +1,9 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -16,9 +11,12 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/sha256.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/held_folders.hpp>
 #include <zero/io/save_checkpoint.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/safetensors/safetensors.hpp>
@@ -148,29 +146,6 @@ void check_place(const fs::path& folder) {
   }
 }
 
-// Rank 0: locks the folder for the life of this process. Two runs that save there would remove each
-// other's files.
-void hold(const fs::path& folder) {
-  static std::mutex mutex;
-  static std::map<fs::path, int> held;
-  const std::lock_guard lock(mutex);
-  std::error_code ignored;
-  fs::create_directories(folder, ignored);  // the write that follows reports the error
-  const fs::path place = fs::weakly_canonical(folder, ignored);
-  if (held.count(place) > 0) return;
-  const int file = ::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) return;
-  // Ignore file systems without locks.
-  if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    ::close(file);
-    throw Error(
-        fmt::format("another run that is going on writes its checkpoints to {}; give each a "
-                    "folder of its own",
-                    folder.string()));
-  }
-  held[place] = file;
-}
-
 // Rank 0: the checkpoint in the folder, if it is one that can be loaded.
 std::optional<Manifest> current(const fs::path& folder) {
   if (!fs::exists(folder / kManifestFile)) return std::nullopt;
@@ -243,7 +218,7 @@ Manifest prepare(train::Strategy& strategy, const fs::path& folder, const Checkp
                       manifest = plan(strategy, info, holdings);
                       if (ranks.rank() != 0) return std::string();
                       check_place(folder);
-                      hold(folder);
+                      hold_folder(folder, strategy);
                       return make_step_folder(folder, info.step);
                     }).front();
   return manifest;

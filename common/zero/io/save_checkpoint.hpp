@@ -17,9 +17,10 @@ namespace zero::io {
 /// that of the whole model.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be
-/// written to or is full, it holds a manifest.json of something else, `info` or `keep` differs
-/// between ranks, `keep` is below 1, a weight is infinite or NaN, or the optimizer's state cannot
-/// be saved. The earlier checkpoints then stay whole.
+/// written to or is full, it holds a manifest.json of something else, another process saves to it
+/// or this one has saved another model to it that still lives, `info` or `keep` differs between
+/// ranks, `keep` is below 1, a weight is infinite or NaN, or the optimizer's state cannot be saved.
+/// The earlier checkpoints then stay whole.
 void save_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                      const CheckpointInfo& info, int keep = 1);
 
