@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 
 #include <zero/base/error.hpp>
@@ -17,7 +18,10 @@ void check(bool ok, const char* what) {
 
 void Sha256::Free::operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
 
-Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+Sha256::Sha256() {
+  // Else OpenSSL ends when the program does, and what computes a digest then crashes.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  context_.reset(EVP_MD_CTX_new());
   check(context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), /*impl=*/nullptr) == 1,
         "start");
 }

@@ -109,7 +109,7 @@ bool has_other_threads() {
     ::dup2(child.output.descriptor(), STDERR_FILENO);
   }
   int code = 0;
-  const auto run = [&] { code = run_function(rank, child, options, function); };
+  const auto run = [&] { code = give_up_unfinished(run_function(rank, child, options, function)); };
   // Threads that computed for this one are not there after a fork, and OpenMP would wait for them.
   // It gives a new thread threads of its own.
   lost_threads ? std::thread(run).join() : run();

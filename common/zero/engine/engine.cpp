@@ -131,9 +131,10 @@ Engine::~Engine() {
   } catch (const std::exception&) {  // the strategy says what it waits for in vain
   }
   try {
-    finish_save();
+    if (pending_) finish_save();
   } catch (const std::exception& error) {
-    log_error(message_of(error));
+    log_loss(fmt::format("rank {}: the checkpoint that was written behind is lost: {}",
+                         strategy_->mesh().world().rank(), message_of(error)));
   }
 }
 

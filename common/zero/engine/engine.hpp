@@ -69,8 +69,10 @@ class Engine {
          const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
          nn::ParameterSource* values = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
-  /// may wait for reductions. Completes a save behind; an error is printed. While an exception is
-  /// on its way it does neither, and waits for no other rank.
+  /// may wait for reductions. Completes a save behind; an error is printed, and the program ends
+  /// with an exit code that is not 0. While an exception is on its way it does neither, waits for
+  /// no other rank, and prints that the save is lost. So does the end of a program in which an
+  /// engine still has one; the exit code is then not 0.
   ~Engine();
 
   /// The loss of this rank's micro-batch, from Model::loss().

@@ -266,6 +266,8 @@ struct PendingCheckpoint::State {
   safetensors::NamedTensors tensors;
   std::string answer;  // of the thread
   std::atomic<double> progress = kWriting;
+  std::string lost;                        // what is to be said if finish() is not called
+  std::unique_ptr<Unfinished> unfinished;  // until then
 };
 
 PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& folder,
@@ -282,6 +284,15 @@ PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& 
                     state.tensors.emplace_back(name, tensor.cpu().clone());
                   });
   });
+  state.lost = fmt::format(
+      "rank {}: the checkpoint {} that is written behind is lost: neither step() nor finish_save() "
+      "has completed it on all ranks before the end",
+      ranks_.rank(), folder.string());
+  base::Sha256();  // OpenSSL starts before, and ends after what waits for the thread
+  state.unfinished = std::make_unique<Unfinished>([this] {
+    thread_.join();
+    return state_->lost;
+  });
   thread_ = std::thread([&state, path = file_of(ranks_, folder, state.manifest)] {
     state.answer = dist::answer_of([&] {
       return write_file(path, [&](bool, const Visit& visit) {
@@ -294,7 +305,9 @@ PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& 
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  thread_.join();
+  log_error(state_->lost);
 }
 
 bool PendingCheckpoint::is_written() {
@@ -304,6 +317,8 @@ bool PendingCheckpoint::is_written() {
 
 void PendingCheckpoint::finish() {
   const dist::CallScope call(ranks_, "io::PendingCheckpoint::finish");
+  if (!thread_.joinable()) return;  // given up at the end of the program
+  const auto until_here = std::move(state_->unfinished);
   thread_.join();
   complete(ranks_, state_->folder, state_->manifest, state_->keep,
            [&] { return dist::content_of(state_->answer); });

@@ -34,8 +34,9 @@ class PendingCheckpoint {
   /// files are written. Blocks for the copy.
   PendingCheckpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                     const CheckpointInfo& info, int keep = 1);
-  /// Waits for this rank's thread. Without finish() there is no checkpoint; the next save removes
-  /// its files.
+  /// Waits for this rank's thread. Without finish() there is no checkpoint, which a line on stderr
+  /// says; the next save removes its files. If the program ends first (exit(), quick_exit(), or an
+  /// object that is never destroyed), the end waits likewise, and the exit code is not 0.
   ~PendingCheckpoint();
   PendingCheckpoint(const PendingCheckpoint&) = delete;
   PendingCheckpoint& operator=(const PendingCheckpoint&) = delete;
