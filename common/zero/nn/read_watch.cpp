@@ -1,7 +1,6 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/scoped_value.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/before_backward.hpp>
 #include <zero/nn/read_watch.hpp>
 
 namespace zero::nn {
@@ -30,20 +30,6 @@ struct ReadWatch::Use {
   void begin_backward() {
     if (pass.first()) pre_backward(unit);
   }
-};
-
-// On an operation that autograd has recorded.
-class ReadWatch::PreBackward final : public torch::autograd::FunctionPreHook {
- public:
-  explicit PreBackward(std::vector<std::shared_ptr<Use>> uses) : uses_(std::move(uses)) {}
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    for (const auto& use : uses_) use->begin_backward();
-    return gradients;
-  }
-
- private:
-  std::vector<std::shared_ptr<Use>> uses_;
 };
 
 // What before() tells after(): the uses that this operation is a part of.
@@ -214,10 +200,10 @@ void ReadWatch::watch(const c10::IValue& output, const std::vector<std::shared_p
     for (const c10::IValue& element : output.toListRef()) watch(element, uses);
     return;
   }
-  if (!output.isTensor() || !output.toTensor().defined()) return;
-  if (const auto node = output.toTensor().grad_fn()) {
-    node->add_pre_hook(std::make_unique<PreBackward>(uses));
-  }
+  if (!output.isTensor() || !output.toTensor().defined() || !output.toTensor().grad_fn()) return;
+  before_backward(output.toTensor(), [uses] {
+    for (const auto& use : uses) use->begin_backward();
+  });
 }
 
 }  // namespace zero::nn

@@ -50,7 +50,6 @@ class ReadWatch {
   using Units = std::vector<const Watched*>;
   using Running = std::pair<int, const Unit*>;
   struct Use;
-  class PreBackward;
   struct Reads;
   class Active;
 

@@ -1,63 +1,12 @@
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
-#include <utility>
-
+#include <zero/nn/before_backward.hpp>
 #include <zero/nn/unit.hpp>
 
 namespace zero::nn {
-namespace {
-
-struct Watch : torch::CustomClassHolder {
-  std::function<void()> callback;
-};
-
-// A tensor with the same bytes and version counter: autograd notices if a saved original is changed
-// in place through it. It is not a view, because such a view could not be changed in place.
-at::Tensor same_tensor(const at::Tensor& x) {
-  c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
-                                                  /*allow_tensor_metadata_change=*/true));
-}
-
-// Returns its input and calls back when the gradient is known. `is_shared`: returns a view, and
-// autograd refuses to change that in place.
-struct WatchFunction : torch::autograd::Function<WatchFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const c10::intrusive_ptr<Watch>& watch, bool is_shared) {
-    context->set_materialize_grads(false);
-    context->saved_data["watch"] = c10::IValue::make_capsule(watch);
-    return is_shared ? x.view_as(x) : same_tensor(x);
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const auto holder = context->saved_data["watch"].toCapsule();
-    static_cast<const Watch&>(*holder).callback();
-    return {gradients[0], at::Tensor(), at::Tensor()};
-  }
-};
-
-// Which outputs share bytes with another output, an input, or something that outlives the body.
-std::vector<bool> shared_outputs(const std::vector<at::Tensor>& outputs,
-                                 const std::vector<at::Tensor>& inputs) {
-  std::vector<bool> shared(outputs.size(), false);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const at::Tensor& output = outputs[i];
-    if (!output.defined()) continue;
-    const auto has_bytes = [&](const at::Tensor& x) {
-      return x.defined() && x.is_alias_of(output);
-    };
-    const bool of_a_leaf = output.is_view() ? output._base().is_leaf() : output.is_leaf();
-    shared[i] = of_a_leaf || std::ranges::any_of(inputs, has_bytes) ||
-                std::ranges::count_if(outputs, has_bytes) > 1;
-  }
-  return shared;
-}
-
-}  // namespace
 
 at::Tensor Unit::run(const std::function<at::Tensor()>& body,
                      const std::vector<at::Tensor>& inputs) {
@@ -68,46 +17,60 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
                                        const std::vector<at::Tensor>& inputs) {
   if (hooks_ == nullptr) return body();
   hooks_->pre_forward(*this);
+  const std::uint64_t began = at::sequence_number::peek();
   std::vector<at::Tensor> outputs = body();
   hooks_->post_forward(*this);
   if (c10::GradMode::is_enabled()) {
-    watch_outputs(outputs, inputs);
+    put_last(outputs, began);
+    watch_outputs(outputs);
     watch_inputs(inputs);
   }
   return outputs;
 }
 
-void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+// The operation of the last output becomes the last one of the unit, so that its backward comes
+// before that of what leaves the unit otherwise, such as a loss of its own. `began`: the number of
+// the unit's first operation.
+void Unit::put_last(const std::vector<at::Tensor>& outputs, std::uint64_t began) {
+  torch::autograd::Node* last = nullptr;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    torch::autograd::Node* const node = output.grad_fn().get();
+    if (last == nullptr || node->sequence_nr() > last->sequence_nr()) last = node;
+  }
+  if (last == nullptr || last->sequence_nr() < began) return;  // of another unit
+  if (last->sequence_nr() + 1 == at::sequence_number::peek()) return;
+  last->set_sequence_nr(at::sequence_number::get_and_increment());
+}
+
+void Unit::watch_outputs(std::vector<at::Tensor>& outputs) {
   // Shared by the outputs of this one use of the unit: its backward begins once in a pass.
   const auto pass = std::make_shared<OnceInAPass>();
-  const std::vector<bool> shared = shared_outputs(outputs, inputs);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].defined() && outputs[i].requires_grad()) {
-      outputs[i] = watched(outputs[i], pass, shared[i]);
-    }
+  for (at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    if (output.is_leaf()) output = output.view_as(output);
+    watch(output, pass);
+    // An operation that changes a view in place takes the place of the view's own, after that of
+    // its base.
+    if (output.is_view() && output._base().grad_fn()) watch(output._base(), pass);
   }
 }
 
-at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<OnceInAPass>& pass,
-                         bool is_shared) {
-  // A separate autograd node: the body's result may be the output of an inner unit, whose node
-  // comes later; and a view's hook is lost if the view is changed in place.
-  const auto watch = c10::make_intrusive<Watch>();
-  watch->callback = [this, pass] {
+void Unit::watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pass) {
+  before_backward(x, [this, pass] {
     if (pass->first() && hooks_ != nullptr) hooks_->pre_backward(*this);
-  };
-  return WatchFunction::apply(output, watch, is_shared);
+  });
 }
 
 void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
   for (const at::Tensor& input : inputs) {
     if (!input.defined() || !input.requires_grad()) continue;
-    input.register_hook([this](const at::Tensor& gradient) -> at::Tensor {
-      if (hooks_ == nullptr || !c10::GradMode::is_enabled()) return {};
-      if (!gradient.defined() || !gradient.requires_grad()) return {};
+    input.register_hook([this](const at::Tensor& gradient) {
+      if (hooks_ == nullptr || !c10::GradMode::is_enabled()) return;
+      if (!gradient.defined() || !gradient.grad_fn()) return;
       // A graph recorded by this backward starts its own backward here.
       hooks_->records_backward(*this);
-      return watched(gradient, std::make_shared<OnceInAPass>(), /*is_shared=*/false);
+      watch(gradient, std::make_shared<OnceInAPass>());
     });
   }
 }

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -43,8 +44,8 @@ class UnitHooks {
 ///       return run([&] { return body(x); }, {x});
 ///     }
 ///
-/// The caller may change an output in place, as it may the body's own result. It may not if the
-/// output is an input, or a view of a tensor that other code may read: LibTorch throws.
+/// An output is the tensor that the body returns, so that the caller may change it in place and set
+/// hooks on it as without the unit. Only a leaf is returned as a view.
 ///
 /// A strategy may free the parameters when their last gradient is complete. So a body that also
 /// uses a parameter detached must do that after the use that has a gradient.
@@ -67,9 +68,9 @@ class Unit : public Layer {
 
  private:
   void watch_inputs(const std::vector<at::Tensor>& inputs);
-  void watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
-  at::Tensor watched(const at::Tensor& output, const std::shared_ptr<OnceInAPass>& pass,
-                     bool is_shared);
+  static void put_last(const std::vector<at::Tensor>& outputs, std::uint64_t began);
+  void watch_outputs(std::vector<at::Tensor>& outputs);
+  void watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pass);
 
   UnitHooks* hooks_ = nullptr;
 };

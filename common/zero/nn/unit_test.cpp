@@ -12,6 +12,7 @@
 namespace zero::nn {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::IsEmpty;
@@ -241,11 +242,38 @@ TEST_F(Units, AChangeInPlaceOfWhatBackwardNeedsIsAnError) {
   EXPECT_THROW(output.sum().backward(), c10::Error);
 }
 
-// Others read the same bytes, and autograd would not know.
-TEST_F(Units, AnOutputThatIsAnInputIsNotChangedInPlace) {
-  const at::Tensor x = input(1) * 2;
-  at::Tensor same = a.forward_with(x, [](const at::Tensor&) { return at::Tensor(); });
-  EXPECT_THROW(same.relu_(), c10::Error);
+// An operation that changes a view in place takes the place of the view's own.
+TEST_F(Units, AnOutputThatSharesBytesMayBeChangedInPlace) {
+  const auto flat = [](const at::Tensor& x) { return x.view({-1}); };
+  const auto none = [](const at::Tensor&) { return at::Tensor(); };
+  for (const auto& change : {std::function<at::Tensor(const at::Tensor&)>(flat), {none}}) {
+    const at::Tensor leaf = random({2, 3}, 1, /*gradient=*/true), x = leaf * 1.0;
+    at::Tensor output = a.forward_with(x, change);
+    output.relu_();
+    take();
+    output.sum().backward();
+    EXPECT_THAT(take(), ElementsAre("a pre backward"));
+    const double factor = output.is_same(x) ? 1 : 2;
+    EXPECT_TRUE(testing::identical(leaf.grad(), (leaf > 0).to(at::kDouble) * factor));
+  }
+}
+
+// What the last operation has saved of its result leads to the same output.
+TEST_F(Units, AnOutputIsTheResultOfTheBodyForHooksAndGradients) {
+  const at::Tensor x = input(1);
+  const auto tanh = [](const at::Tensor& y) { return y.tanh(); };
+  const auto second_gradient = [&](const at::Tensor& y) {
+    y.register_hook([](const at::Tensor& gradient) { return gradient * 1.25; });
+    const auto grad = [](const at::Tensor& of, const at::Tensor& to) {
+      return torch::autograd::grad({of.square().sum()}, {to}, {}, true, /*create_graph=*/true)[0];
+    };
+    return std::vector{grad(grad(y, x), x), grad(grad(y, x), y)};
+  };
+  const auto with = second_gradient(a.forward_with(x, tanh));
+  EXPECT_THAT(take(), Contains("a pre backward"));
+  const auto without = second_gradient((x * a.weight()).tanh());
+  EXPECT_TRUE(testing::identical(with[0], without[0]));
+  EXPECT_TRUE(testing::identical(with[1], without[1]));
 }
 
 // autograd::grad() may run over a graph before backward() does.
