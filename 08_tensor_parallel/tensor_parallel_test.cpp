@@ -258,6 +258,23 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
   }
 }
 
+// Each tensor rank has the gradient of its own tokens only.
+TEST(TensorParallelErrors, HooksOfWhatRanksAddUpAreRefusedOnAllRanks) {
+  on_grid(2, [](TwoAxes& axes) {
+    for (const bool sequence : {false, true}) {
+      SplitRun run(axes.mesh, {.mode = "zero2", .sequence = sequence});
+      for (const auto& p : run.model->named_parameters()) {
+        if (p.key() != "model.norm.weight") continue;
+        p.value().register_hook([](const at::Tensor& gradient) { return gradient.clamp(-1, 1); });
+      }
+      const std::string error = error_of([&] { run.step(0); });
+      EXPECT_THAT(error,
+                  sequence ? HasSubstr("parameter 'model.norm.weight' has a hook") : HasSubstr(""));
+      EXPECT_EQ(error.empty(), !sequence);
+    }
+  });
+}
+
 TEST(TensorParallelErrors, AMeshWithoutTheModelsAxesIsRefusedOnAllRanks) {
   on_grid(2, [](TwoAxes& axes) {
     nn::SeededValues values(3);

@@ -77,8 +77,9 @@ struct TiedGradient : Function<TiedGradient> {
     } else {
       sum.tensor.addmm_(pass.logits_gradient.t(), pass.head_input);
     }
-    pass.embedding->add_gradient(saved[1], pass.output_gradient);
-    return {at::Tensor(), at::Tensor(), at::Tensor()};
+    at::Tensor to_weight = pass.embedding->add_gradient(saved[1], pass.output_gradient);
+    if (to_weight.defined()) to_weight += sum.to_autograd;  // the weight has hooks
+    return {to_weight, at::Tensor(), at::Tensor()};
   }
 };
 

@@ -87,6 +87,26 @@ TEST_P(Pipeline, Stage3HasTheBitsOfPlainDdpIfTheHeadIsNotTheEmbedding) {
   });
 }
 
+// One call a micro-batch, also for the shared weight, whose gradient is of two stages.
+TEST_P(Pipeline, HooksOfParametersSeeWhatTheyDoInTheWholeModel) {
+  on_ranks(2 * GetParam(), [](dist::Communicator& world) {
+    const ThreeAxes axes(world, 2);
+    for (const bool checkpoints : {false, true}) {
+      const PipelineShape shape{.mode = "zero2", .checkpoints = checkpoints};
+      PipelineRank rank(axes, shape);
+      WholeRank whole(axes.of_stage, shape);
+      for (nn::Model* model : {static_cast<nn::Model*>(rank.stage.get()),
+                               static_cast<nn::Model*>(whole.model.get())}) {
+        for (const at::Tensor& p : model->parameters()) {
+          if (!p.requires_grad()) continue;
+          p.register_hook([](const at::Tensor& gradient) { return gradient.clamp(-1e-3, 2e-3); });
+        }
+      }
+      expect_part_of(trained_model(rank, 3, /*count=*/3), trained_model(whole, 3, /*count=*/3));
+    }
+  });
+}
+
 TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);

@@ -4,11 +4,14 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <list>
+#include <memory>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -16,6 +19,7 @@
 #include <zero/base/error.hpp>
 #include <zero/nn/autocast_state.hpp>
 #include <zero/nn/checkpoint.hpp>
+#include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/kept_on_host.hpp>
 #include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/random_state.hpp>
@@ -158,9 +162,44 @@ variable_list parameters_under(const at::Tensor& output, const variable_list& in
   return parameters;
 }
 
+// While it lives, a backward pass calls none of the hooks of `parameter`: the outer pass does. A
+// gradient that they may see is put into `gradient`, for the outer pass to add it to those of other
+// uses.
+class WithoutHooks {
+ public:
+  WithoutHooks(const at::Tensor& parameter, at::Tensor& gradient) : parameter_(parameter) {
+    takes_ = goes_to_autograd(parameter);
+    if (takes_) before_.push_back(std::make_unique<Take>(gradient));
+    swap();
+  }
+  ~WithoutHooks() { swap(); }
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  struct Take final : torch::autograd::FunctionPreHook {
+    explicit Take(at::Tensor& place) : gradient(place) {}
+    variable_list operator()(const variable_list& gradients) override {
+      gradient = gradients.front();
+      return {at::Tensor()};
+    }
+    at::Tensor& gradient;
+  };
+
+  void swap() {
+    if (takes_) torch::autograd::impl::hooks(parameter_).swap(before_);
+    torch::autograd::impl::post_acc_grad_hooks(parameter_).swap(after_);
+  }
+
+  const at::Tensor& parameter_;
+  bool takes_ = false;
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> before_;
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> after_;
+};
+
 // The parameters are inputs of the function, so that autograd counts this use of them and calls
-// their hooks after the last one. Their gradients are not returned here: the backward through the
-// part writes them.
+// their hooks after the last one. The backward through the part writes their gradients; only those
+// that hooks may see are returned here.
 struct CheckpointFunction : Function<CheckpointFunction> {
   static at::Tensor forward(AutogradContext* context,
                             const c10::intrusive_ptr<CheckpointedBody>& part, at::TensorList inputs,
@@ -184,10 +223,13 @@ struct CheckpointFunction : Function<CheckpointFunction> {
     for (std::size_t i = 0; i < leaves.size(); ++i) {
       if (context->needs_input_grad(i)) wanted.push_back(leaves[i]);
     }
-    for (std::size_t p = 0; p < part.parameters.size(); ++p) {
-      if (context->needs_input_grad(leaves.size() + p)) wanted.push_back(part.parameters[p]);
-    }
     variable_list result(1 + leaves.size() + part.parameters.size());
+    std::list<WithoutHooks> without_hooks;
+    for (std::size_t p = 0; p < part.parameters.size(); ++p) {
+      if (!context->needs_input_grad(leaves.size() + p)) continue;
+      wanted.push_back(part.parameters[p]);
+      without_hooks.emplace_back(part.parameters[p], result[1 + leaves.size() + p]);
+    }
     if (wanted.empty()) return result;
     run_again(part, leaves, wanted, gradients[0]);
     for (std::size_t i = 0; i < leaves.size(); ++i) result[1 + i] = leaves[i].grad();

@@ -127,6 +127,43 @@ TEST(ActivationCheckpoint, GradientIsReadyOnceAfterTheLastUseWhereverItIs) {
   }
 }
 
+// The same for hooks of the program, before and after a gradient is added.
+TEST(ActivationCheckpoint, HooksOfParametersAreCalledOnceWithTheWholeGradient) {
+  struct Count : torch::autograd::PostAccumulateGradHook {
+    explicit Count(int& calls) : calls(calls) {}
+    void operator()(const at::Tensor&) override { ++calls; }
+    int& calls;
+  };
+  const at::Tensor x = random({4, 6}, 3);
+  for (const auto& [outside, nested] : {std::pair{false, false}, {true, false}, {false, true}}) {
+    SCOPED_TRACE(fmt::format("outside {}, nested {}", outside, nested));
+    TwoLayers with, without;
+    int before = 0, after = 0;
+    for (const TwoLayers* layers : {&with, &without}) {
+      for (const at::Tensor& p : {layers->weight, layers->gain}) {
+        p.register_hook([&before](const at::Tensor& gradient) {
+          ++before;
+          return gradient.clamp(-1, 2);
+        });
+        torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<Count>(after));
+      }
+    }
+    const CheckpointBody twice = [&](const auto& in) {
+      return with.checkpointed(with.checkpointed(in[0]));
+    };
+    for (int pass = 1; pass <= 2; ++pass) {
+      const at::Tensor a = outside ? with.plain(x) : x, b = outside ? without.plain(x) : x;
+      (nested ? checkpoint(twice, {a}) : twice({a})).square().sum().backward();
+      EXPECT_EQ(std::exchange(before, 0), 2);
+      EXPECT_EQ(std::exchange(after, 0), 2);
+      without.plain(without.plain(b)).square().sum().backward();
+      EXPECT_EQ(std::exchange(before, 0), 2);
+      EXPECT_EQ(std::exchange(after, 0), 2);
+      with.expect_gradients_of(without);
+    }
+  }
+}
+
 TEST(ActivationCheckpoint, CallbacksSpeakAgainAfterABodyThatThrewInBackward) {
   TwoLayers layers;
   int calls = 0;

@@ -18,29 +18,37 @@ using torch::autograd::variable_list;
 // [..., n] as a matrix of rows.
 at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// Below, a parameter that was frozen since its forward gets no gradient, as in ordinary autograd.
+// The functions below return what the backward function returns for the parameter.
+
+// A parameter that was frozen since its forward gets no gradient, as in ordinary autograd; its
+// hooks are called there, too.
+bool is_frozen(const at::Tensor& parameter) {
+  return !parameter.requires_grad() && !goes_to_autograd(parameter);
+}
 
 // The gradient of a bias or a norm is the sum of the rows: adds it, or overwrites if fresh.
-void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
-  if (!parameter.requires_grad()) return;
+at::Tensor accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
+  if (is_frozen(parameter)) return {};
   GradientDestination destination = gradient_destination(parameter);
   if (destination.fresh) {
     at::sum_out(destination.tensor, matrix, at::IntArrayRef{0}, /*keepdim=*/false);
   } else {
     destination.tensor.add_(at::sum(matrix, 0));
   }
+  return destination.to_autograd;
 }
 
 // The gradient of a weight is left right, both matrices: adds it, or overwrites if fresh.
-void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
-                        const at::Tensor& right) {
-  if (!parameter.requires_grad()) return;
+at::Tensor accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
+                              const at::Tensor& right) {
+  if (is_frozen(parameter)) return {};
   GradientDestination destination = gradient_destination(parameter);
   if (destination.fresh) {
     at::mm_out(destination.tensor, left, right);
   } else {
     destination.tensor.addmm_(left, right);
   }
+  return destination.to_autograd;
 }
 
 struct LinearFunction : Function<LinearFunction> {
@@ -55,11 +63,11 @@ struct LinearFunction : Function<LinearFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const at::Tensor gradient = rows(gradients[0]);
-    if (context->needs_input_grad(1)) accumulate_product(weight, gradient.t(), rows(x));
-    if (bias.defined() && context->needs_input_grad(2)) accumulate_sum(bias, gradient);
-    at::Tensor to_x;
+    at::Tensor to_x, to_weight, to_bias;
+    if (context->needs_input_grad(1)) to_weight = accumulate_product(weight, gradient.t(), rows(x));
+    if (bias.defined() && context->needs_input_grad(2)) to_bias = accumulate_sum(bias, gradient);
     if (context->needs_input_grad(0)) to_x = gradient.mm(weight).view(x.sizes());
-    return {to_x, at::Tensor(), at::Tensor()};
+    return {to_x, to_weight, to_bias};
   }
 };
 
@@ -76,8 +84,9 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
     require_once_differentiable("embedding");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &ids = saved[0], &weight = saved[1];
-    if (context->needs_input_grad(1)) accumulate_embedding(ids, weight, gradients[0]);
-    return {at::Tensor(), at::Tensor()};
+    at::Tensor to_weight;
+    if (context->needs_input_grad(1)) to_weight = accumulate_embedding(ids, weight, gradients[0]);
+    return {at::Tensor(), to_weight};
   }
 };
 
@@ -107,24 +116,24 @@ struct RmsNormFunction : Function<RmsNormFunction> {
     const at::Tensor &x = saved[0], &weight = saved[1], &inverse = saved[2];
     const at::Tensor gradient = gradients[0];
     if (is_fused(x, weight)) {
-      const auto [to_x, to_weight] = at::_fused_rms_norm_backward(
+      auto [to_x, to_weight] = at::_fused_rms_norm_backward(
           gradient, x, {x.size(-1)}, inverse, weight,
           {context->needs_input_grad(0), context->needs_input_grad(1)});
-      if (to_weight.defined()) accumulate_sum(weight, to_weight.unsqueeze(0));
-      return {to_x, at::Tensor(), at::Tensor()};
+      if (to_weight.defined()) to_weight = accumulate_sum(weight, to_weight.unsqueeze(0));
+      return {to_x, to_weight, at::Tensor()};
     }
     const at::Tensor normal = x.to(inverse.scalar_type()) * inverse;
+    at::Tensor to_x, to_weight;
     if (context->needs_input_grad(1)) {
-      accumulate_sum(weight, rows(gradient * normal.to(x.scalar_type())));
+      to_weight = accumulate_sum(weight, rows(gradient * normal.to(x.scalar_type())));
     }
-    at::Tensor to_x;
     if (context->needs_input_grad(0)) {
       // d(x/rms) = inverse (h - normal mean(h normal)) for a gradient h of the normalised rows.
       const at::Tensor h = (gradient * weight).to(inverse.scalar_type());
       const at::Tensor along = (h * normal).mean(-1, /*keepdim=*/true);
       to_x = h.addcmul(normal, along, /*value=*/-1).mul_(inverse).to(x.scalar_type());
     }
-    return {to_x, at::Tensor(), at::Tensor()};
+    return {to_x, to_weight, at::Tensor()};
   }
 };
 
@@ -159,12 +168,13 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {
   return EmbeddingFunction::apply(ids, weight);
 }
 
-void accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
-                          const at::Tensor& gradient) {
-  if (!weight.requires_grad()) return;
+at::Tensor accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
+                                const at::Tensor& gradient) {
+  if (is_frozen(weight)) return {};
   GradientDestination destination = gradient_destination(weight);
   if (destination.fresh) destination.tensor.zero_();
   destination.tensor.index_add_(0, ids.reshape(-1), rows(gradient));
+  return destination.to_autograd;
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {

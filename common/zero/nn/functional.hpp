@@ -11,7 +11,8 @@
 /// All work in every floating dtype; a gradient has the dtype of its tensor. Parameters and inputs
 /// that do not require a gradient are skipped. They can be differentiated once: backward with
 /// create_graph throws zero::Error. Gradients of parameters go to `.grad` only:
-/// torch::autograd::grad() with respect to a parameter finds none.
+/// torch::autograd::grad() with respect to a parameter finds none. Autograd has them as usual if
+/// the program has set hooks on the parameter (register_hook()), or gives a weight that is no leaf.
 namespace zero::nn {
 
 /// y = x weight^T + bias. `x` [..., in], `weight` [out, in], `bias` [out] or undefined; returns
@@ -24,9 +25,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// to an output head it adds into the head's gradient.
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight);
 /// Its backward: adds `gradient` [..., hidden], of the result, to the gradient destination of
-/// `weight`. For a backward function whose forward was computed on another rank.
-void accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
-                          const at::Tensor& gradient);
+/// `weight`, and returns GradientDestination::to_autograd. For a backward function whose forward
+/// was computed on another rank.
+at::Tensor accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
+                                const at::Tensor& gradient);
 
 /// Root mean square normalisation over the last dimension (Zhang and Sennrich 2019, equation 4):
 /// weight * x / sqrt(mean(x^2) + eps). `x` [..., hidden], `weight` [hidden]; returns the shape of

@@ -249,6 +249,42 @@ TEST(FunctionalGradients, OfParametersGoToGradOnly) {
   EXPECT_FALSE(to_weight.front().defined());
 }
 
+// One call a pass with the sum of all uses, and what it returns is added. So do weights that are no
+// leaves get a gradient.
+TEST(FunctionalGradients, GoThroughTheHooksOfParameters) {
+  const at::Tensor ids = testing::longs({1, 3, 1});
+  struct Weights {
+    at::Tensor tied = random({5, 4}, 1, true), bias = random({5}, 2, true);
+    at::Tensor norm = random({4}, 3, true), change = random({5, 4}, 4, true);
+    std::vector<at::Tensor> all() const { return {tied, bias, norm, change}; }
+  } ours, plain;
+  std::vector<at::Tensor> seen;
+  for (const Weights& w : {ours, plain}) {
+    for (const at::Tensor& p : w.all()) {
+      if (p.is_same(w.change)) continue;
+      p.register_hook([&seen](const at::Tensor& gradient) {
+        seen.push_back(gradient.clone());
+        return gradient.clamp(-1, 1);
+      });
+    }
+  }
+  for (int pass = 1; pass <= 2; ++pass) {
+    const at::Tensor x = nn::rms_norm(nn::embedding(ids, ours.tied), ours.norm, 1e-5);
+    const at::Tensor y = nn::linear(x, ours.tied + ours.change, ours.bias);
+    (nn::linear(x, ours.tied) + y).square().sum().backward();
+    const at::Tensor v = plain.tied.index_select(0, ids);
+    const at::Tensor u = plain.norm * (v * (v.square().mean(-1, true) + 1e-5).rsqrt());
+    (at::linear(u, plain.tied) + at::linear(u, plain.tied + plain.change, plain.bias))
+        .square()
+        .sum()
+        .backward();
+    ASSERT_EQ(seen.size(), 6U * pass);
+  }
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(close_to(ours.all()[i].grad(), plain.all()[i].grad())) << i;
+  }
+}
+
 // Rotary positions by themselves, and grouped-query attention beside its textbook form.
 constexpr double kTheta = 100000.0;
 

@@ -6,6 +6,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
+#include <zero/nn/parameters.hpp>
 
 namespace zero::nn {
 namespace {
@@ -38,7 +39,16 @@ at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provide
 
 }  // namespace
 
+bool goes_to_autograd(const at::Tensor& parameter) {
+  return !parameter.is_leaf() || has_gradient_hooks(parameter);
+}
+
 GradientDestination gradient_destination(const at::Tensor& parameter) {
+  if (goes_to_autograd(parameter)) {
+    const at::Tensor tensor =
+        at::empty(parameter.sizes(), parameter.options().requires_grad(false));
+    return {tensor, /*fresh=*/true, /*to_autograd=*/tensor};
+  }
   at::Tensor& gradient = parameter.mutable_grad();
   if (gradient.defined()) return {gradient, /*fresh=*/false};
   if (const GradientProvider provider = find_provider(parameter)) {

@@ -14,18 +14,27 @@ namespace zero::nn {
 
 /// The tensor into which a backward function writes a parameter's gradient.
 struct GradientDestination {
-  at::Tensor tensor;   ///< same shape and dtype as the parameter; it is the parameter's `.grad`
+  at::Tensor tensor;   ///< same shape and dtype as the parameter
   bool fresh = false;  ///< true: overwrite all of the (undefined) bytes; false: add to them
+  /// What the backward function returns as the parameter's gradient: undefined if `tensor` is its
+  /// `.grad`, else `tensor`.
+  at::Tensor to_autograd = {};
 };
+
+/// Whether autograd itself has to have the gradient of `parameter`, as a tensor of its own: the
+/// program has hooks that see it (has_gradient_hooks() of parameters.hpp), or it is no leaf.
+bool goes_to_autograd(const at::Tensor& parameter);
 
 /// Returns the destination of `parameter` for the use whose backward is running.
 ///
 /// If `.grad` is defined, it is the destination, to be added to. Otherwise the destination is fresh
 /// and becomes `.grad`: the tensor from the parameter's gradient provider if it has one, else a new
-/// contiguous tensor, charged to memory::Category::kGradients. Call it only if a gradient is
-/// written, once for each use of the parameter, inside a backward function that returns an
-/// undefined gradient for the parameter; hooks set with on_gradient_ready() (parameters.hpp) then
-/// fire as usual, after the last use.
+/// contiguous tensor, charged to memory::Category::kGradients. If the gradient goes_to_autograd(),
+/// the destination is a new tensor. Autograd then adds up those of all uses, calls the program's
+/// hooks once with the sum, and adds what they return to `.grad`. Call it only if a gradient is
+/// written, once for each use of the parameter, inside a backward function that returns
+/// `to_autograd` for the parameter; hooks set with on_gradient_ready() (parameters.hpp) then fire
+/// as usual, after the last use.
 GradientDestination gradient_destination(const at::Tensor& parameter);
 
 /// Returns the tensor for a fresh gradient: the same shape, dtype and device as the parameter, and

@@ -48,10 +48,10 @@ at::Tensor Embedding::forward(const at::Tensor& ids) {
   return tensor_.leave(nn::embedding(own, weight_).masked_fill(others, 0));
 }
 
-void Embedding::add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const {
+at::Tensor Embedding::add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const {
   if (tensor_.axis == nullptr) return accumulate_embedding(ids, weight_, gradient);
   const auto [own, others] = own_rows(ids);
-  accumulate_embedding(own, weight_, tensor_.whole(gradient).masked_fill(others, 0));
+  return accumulate_embedding(own, weight_, tensor_.whole(gradient).masked_fill(others, 0));
 }
 
 std::pair<at::Tensor, at::Tensor> Embedding::own_rows(const at::Tensor& ids) const {

@@ -85,8 +85,9 @@ class Embedding : public Layer {
 
   /// Adds to the weight's gradient what the backward of forward(ids) does, for `gradient` of the
   /// result of forward(). For a stage of a pipeline, where forward() ran in another stage: call it
-  /// in a backward function. With an axis, called by all its ranks.
-  void add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const;
+  /// in a backward function, which returns what this returns as the weight's gradient (or adds it
+  /// to that). With an axis, called by all its ranks.
+  at::Tensor add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const;
 
  private:
   // With an axis: ids among this rank's rows, and which are of other ranks (they read some row).

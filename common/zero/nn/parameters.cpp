@@ -1,6 +1,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -17,10 +18,11 @@
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/nn/plain_model.hpp>
-#include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
 namespace {
+
+namespace impl = torch::autograd::impl;
 
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
@@ -141,14 +143,35 @@ void check(const ParameterList& list) {
 
 class Callback final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit Callback(std::function<void()> function) : function_(std::move(function)) {}
-  void operator()(const at::Tensor&) override {
-    if (!SuppressGradientHooks::active()) function_();
+  Callback(std::function<void()> function, std::unique_ptr<PostAccumulateGradHook> of_program)
+      : function_(std::move(function)), of_program_(std::move(of_program)) {}
+  void operator()(const at::Tensor& parameter) override {
+    if (of_program_ != nullptr) {
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (gradient.defined()) gradient = gradient.clone();  // else it may be a part of a buffer
+      (*of_program_)(parameter);
+    }
+    function_();
   }
+  std::unique_ptr<PostAccumulateGradHook>& of_program() { return of_program_; }
 
  private:
   std::function<void()> function_;
+  std::unique_ptr<PostAccumulateGradHook> of_program_;  // comes first; null if there is none
 };
+
+std::unique_ptr<torch::autograd::PostAccumulateGradHook>& post_hook(const at::Tensor& parameter) {
+  impl::materialize_autograd_meta(parameter);
+  return impl::post_acc_grad_hooks(parameter);
+}
+
+// The one without the callback around it.
+std::unique_ptr<torch::autograd::PostAccumulateGradHook>& post_hook_of_program(
+    const at::Tensor& parameter) {
+  auto& hook = post_hook(parameter);
+  auto* const callback = dynamic_cast<Callback*>(hook.get());
+  return callback == nullptr ? hook : callback->of_program();
+}
 
 }  // namespace
 
@@ -214,11 +237,7 @@ void verify_not_held(torch::nn::Module& root) {
     if (holder.empty() && layer != nullptr) holder = layer->holder();
   });
   for (const at::Tensor& parameter : root.parameters()) {
-    // A tensor that never required a gradient cannot have callbacks.
-    if (!holder.empty() || torch::autograd::impl::get_autograd_meta(parameter) == nullptr) continue;
-    const auto* callback =
-        dynamic_cast<Callback*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
-    if (callback != nullptr) holder = "another strategy";
+    if (holder.empty() && calls_on_gradient_ready(parameter)) holder = "another strategy";
   }
   if (holder.empty()) return;
   throw Error(
@@ -291,9 +310,24 @@ void initialize_parameters(Unit& root, ParameterSource& source) {
 }
 
 void on_gradient_ready(const at::Tensor& parameter, std::function<void()> callback) {
-  std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook;
-  if (callback) hook = std::make_unique<Callback>(std::move(callback));
-  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+  auto hook = std::move(post_hook_of_program(parameter));
+  if (callback) hook = std::make_unique<Callback>(std::move(callback), std::move(hook));
+  impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+}
+
+bool calls_on_gradient_ready(const at::Tensor& parameter) {
+  return dynamic_cast<Callback*>(post_hook(parameter).get()) != nullptr;
+}
+
+bool has_gradient_hooks(const at::Tensor& parameter) {
+  if (impl::get_autograd_meta(parameter) == nullptr) return false;
+  if (!impl::hooks(parameter).empty()) return true;
+  const auto accumulator = impl::try_get_grad_accumulator(parameter);
+  return accumulator != nullptr && !accumulator->pre_hooks().empty();
+}
+
+bool has_post_hook(const at::Tensor& parameter) {
+  return post_hook_of_program(parameter) != nullptr;
 }
 
 }  // namespace zero::nn

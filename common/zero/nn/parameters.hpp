@@ -130,7 +130,16 @@ void initialize_parameters(Unit& root, ParameterSource& source);
 /// Calls `callback` each time a backward pass has completed the gradient of `parameter`: after its
 /// last use, once per backward, on the thread that called backward(). The gradient may be undefined
 /// if the parameter was part of the graph but no gradient reached it. Replaces an earlier callback;
-/// an empty function removes it.
+/// an empty function removes it. A post-accumulate hook of the program's own stays and is called
+/// before `callback`, with a `.grad` that the program may keep; one that the program sets later
+/// takes the place of both, as it does in LibTorch: call this again.
 void on_gradient_ready(const at::Tensor& parameter, std::function<void()> callback);
+/// Whether there is such a callback.
+bool calls_on_gradient_ready(const at::Tensor& parameter);
+/// Whether the program has set hooks that see a gradient of `parameter` before it is added to
+/// `.grad`: register_hook(), or a hook before the gradient accumulator.
+bool has_gradient_hooks(const at::Tensor& parameter);
+/// Whether the program has set a post-accumulate hook of its own.
+bool has_post_hook(const at::Tensor& parameter);
 
 }  // namespace zero::nn

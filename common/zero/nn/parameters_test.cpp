@@ -173,6 +173,38 @@ TEST(OnGradientReady, IsReplacedAndRemovedAndMayDropTheGradient) {
   EXPECT_TRUE(p.grad().defined());
 }
 
+struct CountingHook : torch::autograd::PostAccumulateGradHook {
+  explicit CountingHook(std::vector<std::string>& said) : said(said) {}
+  void operator()(const at::Tensor&) override { said.emplace_back("hook"); }
+  std::vector<std::string>& said;
+};
+
+// A hook of the program's own comes first, and is there when the callback is gone.
+TEST(OnGradientReady, KeepsAHookThatWasThere) {
+  const at::Tensor p = random({3}, 1, true);
+  std::vector<std::string> said;
+  const auto set = [&] {
+    torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<CountingHook>(said));
+  };
+  const auto said_in_backward = [&] {
+    p.sum().backward();
+    return std::exchange(said, {});
+  };
+  set();
+  for (int again = 0; again < 2; ++again) {
+    on_gradient_ready(p, [&] { said.emplace_back("callback"); });
+    EXPECT_TRUE(calls_on_gradient_ready(p));
+    EXPECT_THAT(said_in_backward(), ElementsAre("hook", "callback"));
+  }
+  on_gradient_ready(p, {});
+  EXPECT_FALSE(calls_on_gradient_ready(p));
+  EXPECT_THAT(said_in_backward(), ElementsAre("hook"));
+  on_gradient_ready(p, [&] { said.emplace_back("callback"); });
+  set();
+  EXPECT_FALSE(calls_on_gradient_ready(p));
+  EXPECT_THAT(said_in_backward(), ElementsAre("hook"));
+}
+
 at::Tensor value_of(const std::string& name, std::uint64_t seed,
                     Initializer initializer = Initializer::normal(1.0)) {
   TestUnit root;

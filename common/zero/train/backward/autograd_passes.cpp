@@ -1,6 +1,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -22,10 +24,12 @@ AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
                                dist::Communicator& world, const Shards& shards, PassHooks& hooks)
     : model_(model), list_(list), world_(world), shards_(shards), hooks_(hooks), use_(list) {
   for (std::size_t u = 0; u < list_.units.size(); ++u) index_.try_emplace(list_.units[u].unit, u);
-  for (std::size_t i = 0; i < list_.size(); ++i) {
-    nn::on_gradient_ready(parameter(i), [this, i] { gradient_ready(i); });
-  }
+  for (std::size_t i = 0; i < list_.size(); ++i) set_hook(i);
   nn::set_hooks(model_, this);
+}
+
+void AutogradPasses::set_hook(std::size_t index) {
+  nn::on_gradient_ready(parameter(index), [this, index] { gradient_ready(index); });
 }
 
 void AutogradPasses::remove_hooks() {
@@ -72,6 +76,7 @@ at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
 }
 
 void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
+  check_hooks();
   end_other_pass();
   if (schedule_) schedule_->begin_backward(reduces);
   hooks_.begin_backward();
@@ -102,6 +107,32 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
   // Parameters that this rank's batch did not use send zeros: other ranks may have gradients of
   // them, and wait for this one.
   schedule_->reduce_rest();
+}
+
+// Of the program, on parameters.
+void AutogradPasses::check_hooks() {
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const nn::Parameter& p = list_.parameters[i];
+    if (!nn::calls_on_gradient_ready(p.tensor)) {  // it has set one in the place of ours
+      set_hook(i);
+      if (!has_gradients_) drop_foreign_gradient(i);
+    }
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(p.tensor);
+    if (accumulator != nullptr && !accumulator->post_hooks().empty()) {
+      throw Error(fmt::format(
+          "the gradient accumulator of parameter '{}' has a post hook (add_post_hook()), which "
+          "would be called when the gradient has been taken for its reduction: use "
+          "set_post_acc_grad_hooks() or register_hook()",
+          p.name));
+    }
+    if (p.placement.sums_gradient &&
+        (nn::has_gradient_hooks(p.tensor) || nn::has_post_hook(p.tensor))) {
+      throw Error(fmt::format(
+          "parameter '{}' has a hook that sees its gradient, but under sequence parallelism each "
+          "tensor rank has the gradient of its own tokens only",
+          p.name));
+    }
+  }
 }
 
 void AutogradPasses::reshard_all() {

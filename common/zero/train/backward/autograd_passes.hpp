@@ -89,6 +89,8 @@ class AutogradPasses : private nn::UnitHooks {
   void pre_backward(nn::Unit& unit) override;
   void records_backward(nn::Unit& unit) override;
 
+  void set_hook(std::size_t index);
+  void check_hooks();
   template <typename Pass>
   auto run(const Pass& pass);
   void on_hook(UnitCall::Hook hook, nn::Unit& unit);
