@@ -7,6 +7,15 @@
 #include <zero/nn/unit.hpp>
 
 namespace zero::nn {
+namespace {
+
+// Whether no operation since number `began` made it: an input that is handed on, or a leaf.
+bool is_of_others(const at::Tensor& output, std::uint64_t began) {
+  if (!output.defined() || !output.requires_grad()) return false;
+  return output.is_leaf() || output.grad_fn()->sequence_nr() < began;
+}
+
+}  // namespace
 
 at::Tensor Unit::run(const std::function<at::Tensor()>& body,
                      const std::vector<at::Tensor>& inputs) {
@@ -21,6 +30,10 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
   std::vector<at::Tensor> outputs = body();
   hooks_->post_forward(*this);
   if (c10::GradMode::is_enabled()) {
+    for (at::Tensor& output : outputs) {
+      // Ranks on which the unit does nothing call its hooks in the same order as others.
+      if (is_of_others(output, began)) output = output.view_as(output);
+    }
     put_last(outputs, began);
     watch_outputs(outputs);
     watch_inputs(inputs);
@@ -48,7 +61,6 @@ void Unit::watch_outputs(std::vector<at::Tensor>& outputs) {
   const auto pass = std::make_shared<OnceInAPass>();
   for (at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
-    if (output.is_leaf()) output = output.view_as(output);
     watch(output, pass);
     // An operation that changes a view in place takes the place of the view's own, after that of
     // its base.
@@ -65,12 +77,14 @@ void Unit::watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pa
 void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
   for (const at::Tensor& input : inputs) {
     if (!input.defined() || !input.requires_grad()) continue;
-    input.register_hook([this](const at::Tensor& gradient) {
-      if (hooks_ == nullptr || !c10::GradMode::is_enabled()) return;
-      if (!gradient.defined() || !gradient.grad_fn()) return;
+    input.register_hook([this](const at::Tensor& gradient) -> at::Tensor {
+      if (hooks_ == nullptr || !c10::GradMode::is_enabled()) return {};
+      if (!gradient.defined() || !gradient.requires_grad()) return {};
       // A graph recorded by this backward starts its own backward here.
       hooks_->records_backward(*this);
-      watch(gradient, std::make_shared<OnceInAPass>());
+      const at::Tensor mine = gradient.view_as(gradient);
+      watch(mine, std::make_shared<OnceInAPass>());
+      return mine;
     });
   }
 }

@@ -45,7 +45,8 @@ class UnitHooks {
 ///     }
 ///
 /// An output is the tensor that the body returns, so that the caller may change it in place and set
-/// hooks on it as without the unit. Only a leaf is returned as a view.
+/// hooks on it as without the unit. Only an input that is handed on, or a leaf, is returned as a
+/// view.
 ///
 /// A strategy may free the parameters when their last gradient is complete. So a body that also
 /// uses a parameter detached must do that after the use that has a gradient.
