@@ -262,7 +262,7 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
 TEST(TensorParallelErrors, HooksOfWhatRanksAddUpAreRefusedOnAllRanks) {
   on_grid(2, [](TwoAxes& axes) {
     for (const bool sequence : {false, true}) {
-      SplitRun run(axes.mesh, {.mode = "zero2", .sequence = sequence});
+      SplitRun run(axes.mesh, {.sequence = sequence});
       for (const auto& p : run.model->named_parameters()) {
         if (p.key() != "model.norm.weight") continue;
         p.value().register_hook([](const at::Tensor& gradient) { return gradient.clamp(-1, 1); });

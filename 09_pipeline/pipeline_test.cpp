@@ -92,7 +92,7 @@ TEST_P(Pipeline, HooksOfParametersSeeWhatTheyDoInTheWholeModel) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
     for (const bool checkpoints : {false, true}) {
-      const PipelineShape shape{.mode = "zero2", .checkpoints = checkpoints};
+      const PipelineShape shape{.mode = "hsdp2", .checkpoints = checkpoints};
       PipelineRank rank(axes, shape);
       WholeRank whole(axes.of_stage, shape);
       for (nn::Model* model : {static_cast<nn::Model*>(rank.stage.get()),
