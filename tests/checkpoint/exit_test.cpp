@@ -15,6 +15,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
+#include <zero/io/checkpoint.hpp>
 
 #include "system_calls.hpp"
 
@@ -101,11 +102,12 @@ TEST_P(EndOfAProgram, WithASaveBehindIsALineAndAnExitCode) {
     EXPECT_EQ(exit.signal, 0);
     EXPECT_EQ(exit.exit_code, end.code);
     if (end.code == 0) continue;
-    EXPECT_THAT(
-        exit.output,
-        AllOf(HasSubstr(fmt::format("rank {}: the checkpoint {} that is written behind is lost",
-                                    exit.rank, (folder / "run").string())),
-              HasSubstr("finish_save()")));
+    const std::string lost = fmt::format(
+        "rank {}: the checkpoint {} that is written behind is lost: neither step() nor "
+        "finish_save()",
+        exit.rank, (folder / "run").string());
+    EXPECT_THAT(exit.output, HasSubstr(lost));
+    EXPECT_EQ(exit.output.find("is lost"), exit.output.rfind("is lost")) << exit.output;
   }
   EXPECT_EQ(fs::exists(folder / "run" / "manifest.json"), end.code == 0);
 }
@@ -123,6 +125,29 @@ TEST(EndOfAnEngine, WhoseSaveBehindFailsIsALineAndAnExitCode) {
   expect_errors(exits, AllOf(HasSubstr("that was written behind is lost: the checkpoint " +
                                        (folder / "run").string() + " cannot be saved"),
                              Not(HasSubstr("finish_save"))));
+}
+
+// Saves when the program has ended but for its static objects.
+struct SavesLast {
+  ~SavesLast() {
+    if (run) run->engine.save(folder);
+  }
+  std::unique_ptr<EngineRun> run;
+  std::string folder;
+} saves_last;
+
+TEST(EndOfAProgramThatSaves, InADestructorOfAStaticObjectIsACheckpoint) {
+  const TestFolder folder;
+  const auto exits = ranks_ended({.world_size = 2}, [&](dist::Communicator& communicator) {
+    saves_last.folder = folder / "run";
+    saves_last.run = std::make_unique<EngineRun>(communicator, EngineConfig{});
+    saves_last.run->step(0);
+    saves_last.run->engine.save(folder / "run");
+    saves_last.run->step(1);
+    std::exit(0);
+  });
+  EXPECT_EQ(dist::describe_failures(exits), "");
+  EXPECT_EQ(io::read_checkpoint_info(folder / "run").step, 2);
 }
 
 // Ranks that lose a peer say so, too.

@@ -277,7 +277,7 @@ TEST_P(PlainStateDict, ThatEndsHalfWayIsOfNoUseUntilACheckpointIsLoaded) {
     expect_error([&] { engine.load_weights(folder / bad); }, says);
     expect_error(step, says);
     expect_error([&] { engine.evaluate([&] { return net.loss(); }); }, says);
-    expect_error([&] { engine.load_weights(dict); }, says);
+    expect_error([&] { engine.load_weights(dict); }, {"the weights cannot be loaded", says[0]});
     expect_error([&] { io::state_dict(engine.strategy()); }, says);
     EXPECT_TRUE(engine.load(folder / run));
     EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), before));

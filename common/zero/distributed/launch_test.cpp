@@ -115,10 +115,14 @@ TEST_P(FailedRanks, AreThoseWhoseEndIsNotKnown) {
   EXPECT_FALSE(RankExit().ok());
   const auto before = std::signal(SIGCHLD, SIG_IGN);
   const auto restore = c10::make_scope_exit([&] { std::signal(SIGCHLD, before); });
-  const auto exits = fork_processes(testing::captured(GetParam(), std::chrono::seconds(60)),
-                                    [](int) { return std::string(); });
-  EXPECT_THAT(testing::error_of([&] { check_all_well(exits); }),
-              MatchesRegex("(rank [0-9] ended, and how is not known: .*SIGCHLD.*\n*)+"));
+  const auto run = [] {
+    check_all_well(fork_processes(testing::captured(GetParam(), std::chrono::seconds(60)),
+                                  [](int) { return std::string(); }));
+  };
+  // A rank may be gone before its process can be watched.
+  EXPECT_THAT(testing::error_of(run),
+              MatchesRegex("(rank [0-9] ended, and how is not known: .*SIGCHLD.*\n*)+|"
+                           "rank [0-9] of [0-9] could not be started: No such process"));
 }
 
 // OpenMP keeps threads for a thread that has used them, and fork() does not copy them.

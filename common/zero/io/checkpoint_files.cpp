@@ -17,6 +17,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Regular expressions here are never destroyed: a static engine saves while the program ends.
+
 [[noreturn]] void refuse_folder(const fs::path& path, const std::error_code& code) {
   throw Error(fmt::format("{}: cannot be made: {}", path.string(), code.message()));
 }
@@ -45,7 +47,8 @@ std::string rank_file_name(int rank, int world_size) {
 }
 
 void remove_step_folder(const fs::path& step_folder) {
-  static const std::regex ours(R"(\.?rank-\d+-of-\d+\.safetensors(\.\d+\.\d+)?)");
+  static const std::regex& ours =
+      *new std::regex(R"(\.?rank-\d+-of-\d+\.safetensors(\.\d+\.\d+)?)");
   std::error_code ignored;
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(step_folder, ignored)) {
@@ -62,7 +65,7 @@ fs::path manifest_at(const fs::path& place) {
 std::string older_manifest_name(const std::string& step_folder) { return step_folder + ".json"; }
 
 std::vector<std::string> older_checkpoints(const fs::path& folder) {
-  static const std::regex older(R"(step-\d+(\.\d+)?\.json)");
+  static const std::regex& older = *new std::regex(R"(step-\d+(\.\d+)?\.json)");
   std::error_code ignored;
   std::vector<std::pair<fs::file_time_type, std::string>> found;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -76,8 +79,9 @@ std::vector<std::string> older_checkpoints(const fs::path& folder) {
 }
 
 void remove_step_folders(const fs::path& folder, const std::set<std::string>& keep) {
-  static const std::regex step(R"(step-\d+(\.\d+)?)");
-  static const std::regex unfinished(R"(\.(manifest|step-\d+(\.\d+)?)\.json\.\d+\.\d+)");
+  static const std::regex& step = *new std::regex(R"(step-\d+(\.\d+)?)");
+  static const std::regex& unfinished =
+      *new std::regex(R"(\.(manifest|step-\d+(\.\d+)?)\.json\.\d+\.\d+)");
   std::error_code ignored;
   for (const std::string& name : older_checkpoints(folder)) {
     if (!keep.contains(name)) fs::remove(folder / older_manifest_name(name), ignored);

@@ -12,7 +12,6 @@
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/sha256.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
@@ -288,7 +287,6 @@ PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& 
       "rank {}: the checkpoint {} that is written behind is lost: neither step() nor finish_save() "
       "has completed it on all ranks before the end",
       ranks_.rank(), folder.string());
-  base::Sha256();  // OpenSSL starts before, and ends after what waits for the thread
   state.unfinished = std::make_unique<Unfinished>([this] {
     thread_.join();
     return state_->lost;
