@@ -16,6 +16,7 @@
 #include <tests/support/test_folder.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint.hpp>
+#include <zero/optim/master_weights.hpp>
 
 #include "plain_run.hpp"
 
@@ -262,7 +263,9 @@ TEST_P(PlainSave, WithALossScaleThatCannotBeIsRefusedBeforeAnythingChanges) {
   on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
     EngineConfig config = at_stage(stage);
     config.loss_scale.initial = 8;
-    PlainRun run(communicator, "gpt2", config), other(communicator, "gpt2", config);
+    const auto optimizer = optim::with_master_weights(optim::adamw());
+    PlainRun run(communicator, "gpt2", config, optimizer);
+    PlainRun other(communicator, "gpt2", config, optimizer);
     run.step(0);
     io::CheckpointInfo info;
     info.notes["loss scale"] = "3 apples";
