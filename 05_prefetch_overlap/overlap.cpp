@@ -13,7 +13,6 @@
 #include <zero/base/kept_error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/optim/offload/offloaded.hpp>
-#include <zero/optim/weight_average.hpp>
 #include <zero/train/cost_sums.hpp>
 
 namespace zero {
@@ -30,8 +29,7 @@ train::StrategyArguments with_offload(train::StrategyArguments arguments,
   arguments.optimizer = optim::with_offload(
       std::move(arguments.optimizer), {.folder = options.offload == "host" ? "" : options.offload,
                                        .tile_bytes = options.offload_tile_bytes,
-                                       .says_how = arguments.mesh.world().rank() == 0,
-                                       .delay_after = options.offload_delay_after});
+                                       .says_how = arguments.mesh.world().rank() == 0});
   return arguments;
 }
 
@@ -50,10 +48,6 @@ void verify_offload_parameters(train::Strategy& strategy, const OverlapOptions& 
   } else if (!strategy.list().parameters.front().tensor.device().is_cpu()) {
     wrong =
         "the model is on a device, and files are read into the memory of the host: leave it out";
-  } else if (options.offload_delay_after != optim::kNoDelay) {
-    wrong = "a late update (offload_delay_after) needs parameters in memory: leave out one";
-  } else if (optim::has_weight_average(strategy.optimizer())) {
-    wrong = "with_weight_average() needs all parameters in memory in each update: leave out one";
   }
   if (!wrong.empty()) throw Error("offload_parameters: " + wrong);
 }
@@ -132,7 +126,7 @@ at::Tensor Overlap::forward(const std::function<at::Tensor()>& pass, std::int64_
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(pass, loss_terms);
   if (c10::GradMode::is_enabled()) {
-    if (!passes().repeats()) forward_clock_.end();
+    forward_clock_.end();
     end_of_forward();
   } else {
     // No backward will use what was gathered, prefetched or kept for reuse.

@@ -108,9 +108,7 @@ class Overlap : public train::Strategy {
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override;
   void begin_backward() override;
-  void end_backward() override {
-    if (!passes().repeats()) backward_clock_.end();  // a rank in join() computes nothing
-  }
+  void end_backward() override { backward_clock_.end(); }
   void finish_parameters() override { flat_.wait_gathers(); }
   void update() override;
   void gather(std::size_t unit) override;

@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
-# The documents that show them; none shows the last two.
+# The documents that show them; none shows the last three.
 EXAMPLES = {"my_training": "docs/library.md", "my_engine": "docs/engine.md", "plain_gpt2": None,
-            "finetune": None}
+            "finetune": None, "weight_average": None}
 
 
 def run(*command):
@@ -119,6 +119,13 @@ def main(cmake, generator, compiler, torch, build):
     expect_training(alone)
     assert run(plain / "sharded", text, "20", "1") == alone, "one rank of an engine trains in another way"
     expect_training(run(plain / "sharded", text, "20", "2"))
+
+    # An average of the weights, in the program: the same.
+    average = work / "weight_average"
+    alone = run(average / "averaged_alone", "20")
+    expect_training(re.sub(", of .*", "", alone))
+    assert run(average / "averaged", "20", "1") == alone, "one rank of an engine averages in another way"
+    expect_training(re.sub(", of .*", "", run(average / "averaged", "20", "2")))
 
     finetune = work / "finetune" / "finetune"
     check_finetune(finetune, text, work)

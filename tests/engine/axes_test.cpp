@@ -147,31 +147,16 @@ TEST(OnAPipelineAxis, TheLossIsThatOfTheLastStage) {
   });
 }
 
-TEST(OnAPipelineAxis, RanksJoinTogether) {
-  on_ranks(4, [](dist::Communicator& communicator) {
-    const ThreeAxes axes(communicator, 2);
-    for (const int stage : kStages) {
-      StageEngine run(axes, stage);
-      // The second rank of the data axis has a batch less.
-      for (int number = 0; number < 3 - run.rank; ++number) run.step(number);
-      run.engine.join();
-      EXPECT_EQ(run.engine.steps(), 3);
-    }
-  });
-}
-
-TEST(OnAPipelineAxis, OneRankThatJoinsAloneIsAnErrorOnAll) {
+TEST(OnAPipelineAxis, StagesShareTheTermsOfAMicroBatch) {
   const auto exits = ranks_ended({.world_size = 4}, [](dist::Communicator& communicator) {
     const ThreeAxes axes(communicator, 2);
     StageEngine run(axes, /*stage_of_zero=*/1);
-    run.step(0);
-    if (communicator.rank() == 0) run.engine.join();
-    run.step(1);
-    run.engine.join();
+    const at::Tensor loss = run.forward(0);
+    run.engine.backward(communicator.rank() == 0 ? loss.detach().requires_grad_() : loss);
   });
   expect_errors(exits,
                 HasSubstr("ranks disagree about the micro-batch, which ranks of one tensor or "
-                          "pipeline axis share: rank 0 has none and is in join(), rank 1 has"));
+                          "pipeline axis share: rank 0 has a loss of its own, rank 1 has"));
 }
 
 }  // namespace

@@ -23,7 +23,6 @@
 #include <zero/io/state_dict.hpp>
 #include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/offload/tile_file.hpp>
-#include <zero/optim/weight_average.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "offload_runs.hpp"
@@ -270,20 +269,6 @@ TEST_P(OffloadParameters, TheProgramFindsItsOwnWrites) {
   });
 }
 
-TEST(OffloadParametersEngine, ARankThatHasNoMoreBatchesJoins) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    OffloadRun resident(communicator, in_memory(3));
-    OffloadRun run(communicator, parameters_offloaded(folder.path()));
-    for (OffloadRun* each : {&resident, &run}) {
-      each->steps(0, 2 + each->rank);
-      each->engine.join();
-    }
-    EXPECT_TRUE(
-        same_state(whole_state(run.engine.strategy()), whole_state(resident.engine.strategy())));
-  });
-}
-
 // Each block of each rank is early or late by chance.
 TEST(OffloadParametersEngine, ASlowDiskChangesNoBit) {
   const TestFolder folder;
@@ -419,17 +404,6 @@ TEST(OffloadParameterFaults, WhatCannotBeOffloadedIsRefused) {
       expect_error([&] { OffloadRun(communicator, config); },
                    {fmt::format("offload_parameters: stage {} keeps", stage), "take stage 3"});
     }
-    expect_error(
-        [&] {
-          OffloadRun(communicator, parameters_offloaded(folder.path()),
-                     optim::with_weight_average(optim::adamw(), 0.9));
-        },
-        {"offload_parameters: with_weight_average()", "leave out one"});
-    EngineConfig late = parameters_offloaded(folder.path());
-    late.overlap.offload = "host";
-    late.overlap.offload_delay_after = 0;
-    expect_error([&] { OffloadRun(communicator, late); },
-                 {"offload_parameters: a late update", "leave out one"});
     dist::Mesh mesh(communicator, {{"data", 1}, {"tensor", 2}});
     Toy toy;
     expect_error(

@@ -3,16 +3,11 @@
 
 #include <gmock/gmock.h>
 
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
 #include <tests/support/autocast.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
-#include <tests/support/test_folder.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/train/loop/trainer.hpp>
@@ -120,74 +115,6 @@ TEST_P(TrainingProgram, HearsOfASkippedStep) {
     EXPECT_FALSE(last.updated);
     EXPECT_EQ(last.gradient_norm, 0);
     EXPECT_EQ(last.step, 1);
-  });
-}
-
-std::vector<std::string> lines_of(const std::filesystem::path& path) {
-  std::istringstream text(read_bytes(path));
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(text, line);) lines.push_back(line);
-  return lines;
-}
-
-TEST_P(TrainingProgram, WritesALineAStep) {
-  const TestFolder folder;
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    std::vector<StepMetrics> seen;
-    for (const int run_number : {0, 1}) {  // the second adds to the files of the first
-      EngineRun run(communicator, {.overlap = {.stage = 2}});
-      auto json = std::make_shared<MetricsWriter>(communicator, folder / "run.jsonl");
-      auto csv = std::make_shared<MetricsWriter>(communicator, folder / "run.csv");
-      run.engine.on_step([&, json, csv](const StepMetrics& metrics) {
-        json->write(metrics);
-        csv->write(metrics);
-        seen.push_back(metrics);
-      });
-      run.steps(run_number, run_number + 2);
-    }
-    communicator.barrier();
-    const std::vector<std::string> json = lines_of(folder / "run.jsonl");
-    const std::vector<std::string> csv = lines_of(folder / "run.csv");
-    ASSERT_EQ(json.size(), seen.size());
-    ASSERT_EQ(csv.size(), seen.size() + 1);
-    EXPECT_EQ(csv[0],
-              "step,updated,loss,gradient_norm,learning_rate,loss_terms_per_second,seconds,"
-              "exposed_seconds,percent_of_compute_alone");
-    for (std::size_t i = 0; i < seen.size(); ++i) {
-      const auto line = nlohmann::json::parse(json[i]);
-      EXPECT_EQ(line["loss"].get<double>(), seen[i].loss);
-      EXPECT_EQ(line["gradient_norm"].get<float>(), seen[i].gradient_norm);
-      EXPECT_EQ(line["learning_rate"].get<double>(), 1e-3);
-      EXPECT_THAT(csv[i + 1], ::testing::StartsWith(line["step"].dump() + ",true," +
-                                                    line["loss"].dump() + ","));
-    }
-  });
-}
-
-TEST_P(TrainingProgram, WriterErrorsAreErrorsOnAllRanks) {
-  const TestFolder folder;
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    const bool other = communicator.rank() == 1;
-    const auto make = [&](const std::string& name) {
-      const MetricsWriter writer(communicator, folder / name);
-    };
-    expect_error([&] { make("run.txt"); }, {"run.txt' must end in .jsonl or .csv"});
-    expect_error([&] { make(other ? "run.txt" : "run.csv"); },
-                 {"the metrics: rank 1: '", "run.txt' must end in .jsonl or .csv"});
-    expect_error([&] { make("nowhere/run.csv"); },
-                 {"the metrics: rank 0: cannot write to '", "nowhere/run.csv"});
-    EngineRun run(communicator, {.overlap = {.stage = 1}});
-    if (communicator.rank() == 0) std::ofstream(folder / "full.csv") << std::string(99, 'x');
-    auto writer = std::make_shared<MetricsWriter>(communicator, folder / "full.csv");
-    run.engine.on_step([&](const StepMetrics& metrics) {
-      const FullDisk full(100);
-      writer->write(metrics);
-    });
-    expect_error([&] { run.step(0); },
-                 {"the callback of a step: rank 0: cannot write to '", "full.csv"});
-    EXPECT_EQ(run.engine.steps(), 1);  // the update was made
-    run.engine.on_step({});
-    EXPECT_TRUE(run.step(1));
   });
 }
 

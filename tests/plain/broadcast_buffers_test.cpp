@@ -7,7 +7,6 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include <numeric>
 #include <utility>
 
 #include <tests/support/hooked_communicator.hpp>
@@ -16,7 +15,6 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine/engine.hpp>
-#include <zero/train/loop/step.hpp>
 
 namespace zero::testing {
 namespace {
@@ -106,57 +104,6 @@ TEST_P(BroadcastBuffers, AreThoseOfRank0BeforeEachForwardThatTrains) {
     EXPECT_TRUE(same_bits(units.model.buffers(), buffers));
     const bool alone = communicator.size() == 1;
     EXPECT_EQ(static_cast<bool>(same_bits(without.weights(), weights)), alone);
-  });
-}
-
-std::vector<at::Tensor> buffers_of(const Net& net) {
-  std::vector<at::Tensor> copies;
-  for (const at::Tensor& buffer : net.buffers()) copies.push_back(buffer.clone());
-  return copies;
-}
-
-// A step of one process that has the batches of the ranks `live`, of `ranks`. Before each it sets
-// the buffers to `sent`; they become those of the first of these ranks.
-void step_alone(Net& net, optim::Optimizer& optimizer, const std::vector<int>& live, int ranks,
-                int number, std::vector<at::Tensor>& sent) {
-  std::vector<at::Tensor> sums(net.parameters().size()), next;
-  for (const int r : live) {
-    for (std::size_t i = 0; i < sent.size(); ++i) net.buffers()[i].copy_(sent[i]);
-    const at::Tensor loss = net.loss_of(batch_of(r, number).inputs);
-    train::weighted_loss(loss, 1, static_cast<double>(live.size()), ranks).backward();
-    if (r == live.front()) next = buffers_of(net);
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      const at::Tensor mine = std::exchange(net.parameters()[i].mutable_grad(), at::Tensor());
-      sums[i] = sums[i].defined() ? sums[i] + mine : mine;
-    }
-  }
-  sent = next;
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    net.parameters()[i].mutable_grad() = sums[i] / ranks;
-  }
-  optimizer.step();
-  for (const at::Tensor& p : net.parameters()) p.mutable_grad().reset();
-}
-
-// Rank 0 has one batch and the others three. They get the buffers of rank 0 once more, and then
-// those of rank 1. In the end all ranks have these.
-TEST_P(BroadcastBuffers, AreThoseOfTheFirstRankThatHasABatch) {
-  const int ranks = GetParam();
-  on_all_stages(ranks, [&](dist::Communicator& communicator, int stage) {
-    Net alone = Trainee<Net>::made();
-    const auto optimizer = optim::adamw(Trainee<Net>::kAdamW)(alone.parameters());
-    std::vector<at::Tensor> sent = buffers_of(alone);
-    std::vector<int> live(static_cast<std::size_t>(ranks));
-    std::iota(live.begin(), live.end(), 0);
-    for (int number = 0; number < 3; ++number) {
-      step_alone(alone, *optimizer, live, ranks, number, sent);
-      if (live.front() == 0 && ranks > 1) live.erase(live.begin());
-    }
-    Trainee<Net> run(communicator, {.overlap = {.stage = stage}, .broadcast_buffers = true});
-    run.steps(0, communicator.rank() == 0 && ranks > 1 ? 1 : 3);
-    run.engine.join();
-    EXPECT_TRUE(same_bits(run.weights(), alone.parameters()));
-    EXPECT_TRUE(same_bits(run.model.buffers(), sent));
   });
 }
 

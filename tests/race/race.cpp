@@ -431,16 +431,15 @@ int run(const std::string& planted) {
                                                                    : Broken::kNothing);
   int runs = 0;
   for (int stage = 0; stage <= 3; ++stage) {
-    // Twins repeat their own shard: by cut, and by delay.
+    // Twins repeat their own shard: by cut.
     std::map<std::vector<std::int64_t>, double> expected;
     for (unsigned seed = 0; seed < 10; ++seed, ++runs) {
       const std::int64_t lookahead = seed == 9 ? kAutoLookahead : seed % 4;
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
-      const bool is_late = seed % 4 == 1;
-      const bool in_files = stage == 3 && seed >= 4 && !is_late;
+      const bool in_files = stage == 3 && seed >= 4;
       if (shards_alone && !in_files) continue;
-      const std::vector key{bucket, whole_below, std::int64_t{is_late}};
+      const std::vector key{bucket, whole_below};
       const bool is_first = expected.count(key) == 0;
       dist::Communicator communicator(twins(seed + 1, broken));
       const double loss = train(communicator,
@@ -451,10 +450,8 @@ int run(const std::string& planted) {
                                  .whole_below = whole_below,
                                  .offload = shards_alone    ? "none"
                                             : seed % 4 == 3 ? "/tmp"
-                                            : is_late       ? "host"
                                                             : "none",
                                  .offload_tile_bytes = 1,
-                                 .offload_delay_after = is_late ? 1 : optim::kNoDelay,
                                  .offload_parameters = in_files ? "/tmp" : "none"},
                                 is_first ? Other::kNothing : other);
       const double first = expected.emplace(key, loss).first->second;

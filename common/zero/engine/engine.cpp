@@ -1,6 +1,4 @@
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
@@ -22,7 +20,6 @@
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/held_folders.hpp>
 #include <zero/io/state_dict.hpp>
-#include <zero/train/averaged_weights.hpp>
 #include <zero/train/broadcast_buffers.hpp>
 #include <zero/train/registry.hpp>
 
@@ -30,7 +27,6 @@ namespace zero {
 
 namespace {
 
-constexpr double kJoined = -2;                 // in place of loss terms: of a rank in join()
 constexpr const char* kPosition = "position";  // among the notes of a checkpoint
 
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
@@ -80,11 +76,6 @@ void note_short_sums(const train::Strategy& strategy, std::int64_t micro_batches
       fmt::format("note: gradients of {} micro-batches are added up in bfloat16, as '{}' is; such "
                   "a sum stops growing at 256 equal terms",
                   micro_batches, found->name));
-}
-
-// Of a micro-batch that this rank does not have, like its other losses.
-at::Tensor no_loss(const std::vector<at::Tensor>& losses) {
-  return losses.empty() ? at::zeros({}) : at::zeros_like(losses.back());
 }
 
 }  // namespace
@@ -157,9 +148,8 @@ void Engine::begin_forward() {
   const at::Device device = strategy_->list().parameters.front().tensor.device();
   if (at::autocast::is_autocast_enabled(device.type())) at::autocast::clear_cache();
   if (!config_.broadcast_buffers || !c10::GradMode::is_enabled()) return;
-  // Of rank 0, unless it is in join().
   train::broadcast_buffers(strategy_->model().module(), strategy_->communicator(),
-                           dist::Purpose::kParameter, source_);
+                           dist::Purpose::kParameter);
 }
 
 at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
@@ -206,7 +196,6 @@ std::string Engine::units() const {
 void Engine::backward(const at::Tensor& loss) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   verify_backward_ended();
-  verify_own_weights("backward");
   verify_outside_of_passes("backward");
   if (in_callback_) throw Error("backward() in the callback of on_step(), which is part of step()");
   if (micro_batches_ == config_.accumulation_steps) {
@@ -215,21 +204,9 @@ void Engine::backward(const at::Tensor& loss) {
                     "step() first",
                     micro_batches_ + 1, config_.accumulation_steps));
   }
-  take_micro_batch(&loss);
-}
-
-// `loss`: null in join(). Returns false, and does nothing, if no rank has a batch and no step is
-// open.
-bool Engine::take_micro_batch(const at::Tensor* loss) {
   const dist::Statement found = checks_.before_backward(loss);
-  double mine = 0;
-  if (loss == nullptr) {
-    mine = kJoined;
-  } else if (found.problem.empty()) {
-    mine = strategy_->passes().forwards().loss_terms(*loss);
-  }
+  double mine = found.problem.empty() ? strategy_->passes().forwards().loss_terms(loss) : 0;
   const Terms terms = with_micro_batch(mine, found);
-  if (live_.empty() && micro_batches_ == 0) return false;
   checks_.begin_step();
   const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
   backward_threw_ = true;  // unless all that follows ends
@@ -237,74 +214,25 @@ bool Engine::take_micro_batch(const at::Tensor* loss) {
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
   const bool shows = is_last && !strategy_->sharded() && !step_.loss_scale();
   // Which one is the last is decided here and not in forward(), by the order of backward().
-  step_.backward(loss == nullptr ? no_loss(losses_) : step_.weighted(*loss, mine, expected),
-                 is_last, shows);
+  step_.backward(step_.weighted(loss, mine, expected), is_last, shows);
   // The gradients so far were weighted relative to the terms of the first micro-batch.
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
   shows ? gradients_.watch() : gradients_.hide();
-  losses_.push_back(loss == nullptr ? no_loss(losses_) : loss->detach().reshape({}));
+  losses_.push_back(loss.detach().reshape({}));
   loss_terms_.push_back(mine);
   terms_ = terms;
   ++micro_batches_;
   stepped_ = false;
   backward_threw_ = false;
-  return true;
 }
 
-void Engine::join() {
-  verify_backward_ended();
-  verify_own_weights("join");
-  const dist::Mesh& mesh = strategy_->mesh();
-  {
-    const dist::CallScope call(mesh.world(), "Engine::join");
-    mesh.tensor().barrier();  // in which others gather, so that it is noticed soon
-    if (config_.overlap.stage == 3 && !strategy_->passes().can_repeat()) {
-      return verify_no_rank_has_data();
-    }
-  }
-  do {
-    if (micro_batches_ == config_.accumulation_steps) step();
-  } while (repeat_micro_batch());
-  strategy_->passes().drop_forwards();
-}
-
-// Others that have data are in forward(), so that all ranks throw.
-void Engine::verify_no_rank_has_data() {
-  try {
-    strategy_->shard_group().barrier();  // in which others gather, so that it is noticed soon
-    strategy_->mesh().world().barrier();
-  } catch (const Error& error) {
-    throw Error(
-        fmt::format("join() before this rank's first forward() and backward(): at stage 3 it "
-                    "repeats the order of units of its last batch, so give each rank one at least, "
-                    "or take a stage below 3 ({})",
-                    message_of(error)));
-  }
-}
-
-// Answers a forward() and a backward() of ranks that have a batch; false if there are none.
-bool Engine::repeat_micro_batch() {
-  dist::Communicator& world = strategy_->mesh().world();
-  const c10::AutoGradMode trains(true);
-  strategy_->passes().set_repeats(true);
-  const auto end = c10::make_scope_exit([this] { strategy_->passes().set_repeats(false); });
-  {
-    const dist::CallScope call(world, "Engine::forward");
-    begin_forward();
-    strategy_->forward({});
-  }
-  const dist::CallScope call(world, "Engine::backward");
-  return take_micro_batch(nullptr);
-}
-
-// `mine`: the loss terms of this rank's micro-batch; below 0 if it has none or does not know them.
+// `mine`: the loss terms of this rank's micro-batch; below 0 if it does not know them.
 Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
   const dist::Mesh& mesh = strategy_->mesh();
-  const std::string of_batch = mine == kJoined ? "none and is in join()"
-                               : mine < 0      ? "a loss of its own"
-                                               : fmt::format("one of {} loss terms", mine);
+  const std::string of_batch =
+      mine < 0 ? "a loss of its own" : fmt::format("one of {} loss terms", mine);
   found.topics.push_back(
       {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
   found.topics.push_back(
@@ -321,16 +249,11 @@ Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
   strategy_->ranks_compared(/*same=*/true);
   std::vector<int> without_forward;
   double sum = 0;
-  live_.clear();
   for (int rank = 0; rank < mesh.world().size(); ++rank) {
     const double theirs = all[static_cast<std::size_t>(rank)].front();
-    if (theirs == kJoined) continue;
     if (theirs < 0) without_forward.push_back(mesh.world().world_rank(rank));
-    if (!mesh.shares(rank, {"pipeline", "tensor"})) continue;
-    live_.push_back(mesh.place(rank, {"data"}));
-    sum += std::max(theirs, 0.0);
+    if (mesh.shares(rank, {"pipeline", "tensor"})) sum += std::max(theirs, 0.0);
   }
-  if (!live_.empty()) source_ = live_.front();
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
   if (!terms.stated && sum > 0) {
@@ -348,10 +271,9 @@ Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
         micro_batches_ + 1, dist::ranks_text(without_forward)));
   }
   if (!terms.stated) {
-    mine = mine == kJoined ? kJoined : 1;
-    sum = static_cast<double>(live_.size());
+    mine = 1;
+    sum = static_cast<double>(strategy_->communicator().size());
   }
-  if (mine == kJoined) mine = 0;
   if (micro_batches_ == 0) terms.of_first = sum;
   terms.all += sum;
   return terms;
@@ -372,14 +294,7 @@ void Engine::verify_outside_of_passes(const char* call) const {
                   call));
 }
 
-void Engine::verify_own_weights(const char* call) const {
-  if (!shows_average_) return;
-  throw Error(
-      fmt::format("{}() in with_averaged_weights(): call it when the weights are back", call));
-}
-
 void Engine::verify_in_no_step(const char* call) const {
-  verify_own_weights(call);
   verify_outside_of_passes(call);
   if (released_) throw Error(fmt::format("{}() after release(): make a new engine", call));
   if (micro_batches_ == 0 && stepped_ && !backward_threw_) return;
@@ -388,21 +303,7 @@ void Engine::verify_in_no_step(const char* call) const {
       call));
 }
 
-// Ranks in join() do not run the program's schedule.
-void Engine::take_learning_rates() {
-  optim::Optimizer& optimizer = strategy_->optimizer();
-  const std::vector<double> mine = learning_rates(optimizer);
-  const std::vector<double> all = dist::all_gather_scalars(strategy_->communicator(), mine);
-  const bool is_live = std::ranges::count(live_, strategy_->communicator().rank()) > 0;
-  if (is_live || mine.empty()) return;
-  const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * source_;
-  optimizer.set_learning_rates({first, first + static_cast<std::ptrdiff_t>(mine.size())});
-}
-
 train::Step::Losses Engine::losses_of_step() {
-  if (live_.size() < static_cast<std::size_t>(strategy_->communicator().size())) {
-    take_learning_rates();
-  }
   train::Step::Losses losses{
       .values = std::vector<double>(losses_.size()), .terms = loss_terms_, .all_terms = terms_.all};
   losses.said = checks_.before_update(losses_, losses.values);
@@ -496,7 +397,6 @@ void Engine::finish_save() {
 
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
-  verify_own_weights("load");
   verify_outside_of_passes("load");
   if (released_) throw Error("load() after release(): make a new engine");
   if (backward_threw_) give_up_step();  // first: other ranks may wait for reductions
@@ -529,14 +429,6 @@ void Engine::load_weights(const safetensors::NamedTensors& weights) {
 void Engine::load_weights(const std::filesystem::path& path) {
   verify_in_no_step("load_weights");
   io::load_weights(*strategy_, path);
-}
-
-void Engine::with_averaged_weights(const std::function<void()>& function) {
-  verify_in_no_step("with_averaged_weights");
-  train::with_averaged_weights(*strategy_, [&] {
-    const ScopedValue<bool> shows(shows_average_, true);
-    function();
-  });
 }
 
 }  // namespace zero

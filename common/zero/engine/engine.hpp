@@ -118,28 +118,6 @@ class Engine {
   /// optimizer states are as before, there are no gradients, and the next forward() may follow.
   bool step();
 
-  /// For ranks whose data ends earlier than that of others (uneven inputs; Join in PyTorch). Every
-  /// rank calls it once, when it has no batch left:
-  ///
-  ///     for (const auto& batch : mine) {
-  ///       engine.backward(engine.forward(batch));
-  ///       engine.step();
-  ///     }
-  ///     engine.join();
-  ///
-  /// Blocks until all ranks have called it, and answers the others meanwhile: it gathers, reduces
-  /// zeros and takes their steps with their learning rates. So all ranks have the same weights
-  /// after it. The gradient of a step is the mean over the micro-batches, or loss terms, of the
-  /// ranks that had some, as in DDP with `divide_by_initial_world_size=False`. A rank may end in
-  /// the middle of a step: what it had counts. If all ranks do, the step ends with what there is.
-  ///
-  /// Errors name what join() answers: Engine::forward, Engine::backward and Engine::step, in turns.
-  /// All ranks must do what else they do between steps in the callback of on_step(), which runs in
-  /// join() too. @throws zero::Error on all ranks if one calls join() and another something else,
-  /// if at stage 3 one has had no batch since the engine was made and another has, or if ranks of
-  /// one tensor or pipeline axis do not join together; and what step() throws.
-  void join();
-
   /// Drops the step so far, after an error in forward() or backward() that all ranks had at the
   /// same place; the next backward() begins the step anew. After an exception in the autograd of
   /// backward(), forward(), backward(), step() and strategy() throw until this is called: one rank
@@ -188,11 +166,6 @@ class Engine {
   void load_weights(const safetensors::NamedTensors& weights);
   void load_weights(const std::filesystem::path& path);
 
-  /// Runs `function`, which evaluates, with the averages of optim::with_weight_average() in place
-  /// of the weights. Called by all ranks. Throws as train::with_averaged_weights() does, and in the
-  /// middle of a step; in `function`, backward(), save(), load() and load_weights() throw.
-  void with_averaged_weights(const std::function<void()>& function);
-
   /// Gives the model back, whole and trained, to the program or another engine; see
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
   void release();
@@ -222,16 +195,11 @@ class Engine {
     bool stated = true;  // by the batches; otherwise each counts as one
   };
   void begin_forward();
-  bool repeat_micro_batch();
-  void verify_no_rank_has_data();
-  bool take_micro_batch(const at::Tensor* loss);
   Terms with_micro_batch(double& mine, dist::Statement found);
   void verify_in_no_step(const char* call) const;
-  void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;
   void verify_outside_of_passes(const char* call) const;
   train::Step::Losses losses_of_step();
-  void take_learning_rates();
 
   train::Step step_;
   StepGradients gradients_;
@@ -242,11 +210,8 @@ class Engine {
   std::shared_ptr<StepMeter> meter_;  // on_step()
   std::int64_t micro_batches_ = 0;    // of this step, whose backward has run
   Terms terms_;
-  std::vector<int> live_;  // ranks that had a batch in the last backward(); others are in join()
-  int source_ = 0;         // the first such rank in the last backward() in which there was one
   bool stepped_ = true;
-  bool shows_average_ = false;  // instead of the weights
-  bool in_callback_ = false;    // of on_step()
+  bool in_callback_ = false;  // of on_step()
   bool released_ = false;
   std::string position_;
   std::unique_ptr<io::PendingCheckpoint> pending_;

@@ -333,11 +333,12 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
   EXPECT_EQ(config.overlap.offload_tile_bytes, 1 << 19);
   EXPECT_EQ(options_of("engine1:offload=/disk").offload, "/disk");
   EXPECT_EQ(options_of("engine1:offload=host").offload, "host");
-  EXPECT_EQ(options_of("engine1:offload=host").offload_delay_after, optim::kNoDelay);
-  EXPECT_EQ(options_of("engine1:offload=host:offload_delay_after=40").offload_delay_after, 40);
-  expect_error([] { options_of("engine1:offload_delay_after=40"); },
-               {"offload_delay_after without offload"});
   EXPECT_EQ(options_of("engine1").offload, "none");
+  for (const auto& read :
+       {std::function([] { options_of("engine1:offload=host:offload_delay_after=40"); }),
+        std::function([] { engine_config(R"({"offload_delay_after": 40})"); })}) {
+    expect_error(read, {"offload_delay_after was removed: updates are made in their step"});
+  }
   expect_error([] { options_of("engine1:offload=/a:b"); },
                {"'b' is no setting of a mode", "no colon in the value", "config=FILE"});
   expect_error([] { engine_config(R"({"offload": true})"); }, {"offload is true", "a folder"});

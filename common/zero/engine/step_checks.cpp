@@ -12,7 +12,7 @@ StepChecks::StepChecks(train::Strategy& strategy, StepGradients& gradients)
       gradients_(gradients),
       registered_(strategy.model().module().parameters()) {}
 
-dist::Statement StepChecks::before_backward(const at::Tensor* loss) const {
+dist::Statement StepChecks::before_backward(const at::Tensor& loss) const {
   std::string trained;
   for (const nn::Parameter& p : strategy_.list().parameters) {
     trained += fmt::format("parameter '{}' {}\n", p.name,
@@ -22,27 +22,23 @@ dist::Statement StepChecks::before_backward(const at::Tensor* loss) const {
 }
 
 // Empty if there is none.
-std::string StepChecks::problem_of_backward(const at::Tensor* loss) const {
+std::string StepChecks::problem_of_backward(const at::Tensor& loss) const {
   const std::vector<at::Tensor> now = strategy_.model().module().parameters();
   if (!std::ranges::equal(now, registered_, [](auto& a, auto& b) { return a.is_same(b); })) {
     return "a layer or parameter of the model was added, replaced or taken out on {ranks} since "
            "the engine was made, which does not train what it has not seen: do that before the "
            "engine is made, or after release(), and make another";
   }
-  if (loss != nullptr) {
-    if (!loss->defined() || !loss->requires_grad() || loss->numel() != 1 ||
-        !loss->is_floating_point()) {
-      return "backward() of a loss that is not one real number with a gradient on {ranks}: take "
-             "what forward() returned, or what was computed from it, without detach() or "
-             "NoGradGuard";
-    }
-    try {
-      strategy_.passes().forwards().verify_fresh(*loss);
-    } catch (const Error&) {
-      return "backward() of a loss whose forward() came before the last update, on {ranks}: its "
-             "gradients would be those of weights that are gone; call forward() again after the "
-             "update";
-    }
+  if (!loss.defined() || !loss.requires_grad() || loss.numel() != 1 || !loss.is_floating_point()) {
+    return "backward() of a loss that is not one real number with a gradient on {ranks}: take what "
+           "forward() returned, or what was computed from it, without detach() or NoGradGuard";
+  }
+  try {
+    strategy_.passes().forwards().verify_fresh(loss);
+  } catch (const Error&) {
+    return "backward() of a loss whose forward() came before the last update, on {ranks}: its "
+           "gradients would be those of weights that are gone; call forward() again after the "
+           "update";
   }
   const std::vector<bool> trainable = this->trainable();
   const auto& parameters = strategy_.list().parameters;

@@ -17,8 +17,8 @@ class StepChecks {
   /// Both must outlive this object. Notes the model's parameters.
   StepChecks(train::Strategy& strategy, StepGradients& gradients);
 
-  /// `loss`: null in Engine::join(). The topic is which parameters are trained.
-  dist::Statement before_backward(const at::Tensor* loss) const;
+  /// The topic is which parameters are trained.
+  dist::Statement before_backward(const at::Tensor& loss) const;
   /// `losses`: of the step's micro-batches, read into `values` if the gradients are the engine's;
   /// these are shown then. The topic is what was done to gradients. The host waits for a device.
   dist::Statement before_update(const std::vector<at::Tensor>& losses, std::vector<double>& values);
@@ -29,7 +29,7 @@ class StepChecks {
 
  private:
   std::vector<bool> trainable() const;
-  std::string problem_of_backward(const at::Tensor* loss) const;
+  std::string problem_of_backward(const at::Tensor& loss) const;
   std::string problem_of_gradients() const;
 
   train::Strategy& strategy_;

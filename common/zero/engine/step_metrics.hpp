@@ -4,8 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <vector>
 
@@ -57,26 +55,6 @@ class StepMeter {
   StepCallback callback_;
   std::chrono::steady_clock::time_point last_;
   double exposed_before_;
-};
-
-/// Writes a line for each step on rank 0: JSON (a file .jsonl) or comma-separated values (.csv,
-/// with a line of names first). Adds to a file that is there.
-///
-///     auto writer = std::make_shared<zero::MetricsWriter>(communicator, "run.jsonl");
-///     engine.on_step([writer](const zero::StepMetrics& metrics) { writer->write(metrics); });
-class MetricsWriter {
- public:
-  /// Called by all ranks; blocks. Throws zero::Error on all of them if the name ends otherwise or
-  /// the file cannot be opened.
-  MetricsWriter(dist::Communicator& communicator, const std::filesystem::path& path);
-  /// Writes a line and hands it to the system; does nothing on ranks other than 0. Throws
-  /// zero::Error if the system refuses.
-  void write(const StepMetrics& metrics);
-
- private:
-  std::filesystem::path path_;
-  bool writes_;
-  std::ofstream file_;
 };
 
 }  // namespace zero

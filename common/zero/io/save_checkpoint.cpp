@@ -199,7 +199,6 @@ std::string failure(const fs::path& folder) {
 Manifest prepare(train::Strategy& strategy, const fs::path& folder, const CheckpointInfo& info,
                  int keep, const std::string& when) {
   dist::Communicator& ranks = strategy.mesh().world();
-  strategy.finish_update();
   const auto holdings = on_all_ranks(ranks, failure(folder), [&] {
     check_info(info);
     if (keep < 1) throw Error(fmt::format("keep the last {} checkpoints: 1 is the least", keep));

@@ -16,7 +16,6 @@
 #include <zero/memory/storage.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/optimizer_around.hpp>
-#include <zero/optim/weight_average.hpp>
 
 namespace zero::optim {
 namespace {
@@ -56,10 +55,6 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
         keeps_masters_(std::ranges::any_of(parameters, is_half)) {
     if (inner_->is_offloaded()) {
       throw Error("with_offload() goes around with_master_weights(), not into it");
-    }
-    // It would average in every batch, and not what the parameter is.
-    if (keeps_masters_ && has_weight_average(*inner_)) {
-      throw Error("with_weight_average() goes around with_master_weights(), not into it");
     }
   }
 

@@ -98,12 +98,6 @@ class Optimizer {
   virtual void load_state(const at::Tensor& parameter, std::int64_t steps,
                           const std::map<std::string, at::Tensor>& states);
 
-  /// Whether step() may leave an update for later (OffloadOptions::delay_after). The same on all
-  /// ranks.
-  virtual bool may_be_late() const { return false; }
-  /// Blocks until parameters have the update that is late. Returns whether one was.
-  virtual bool finish_update() { return false; }
-
   /// Sets the learning rate of every parameter group, from the next step on. Throws zero::Error if
   /// it is negative or not finite.
   virtual void set_learning_rate(double rate) = 0;

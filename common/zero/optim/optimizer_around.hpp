@@ -29,26 +29,26 @@ class OptimizerAround : public Optimizer {
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
-    return inner().state(held(parameter));
+    return inner_->state(held(parameter));
   }
   std::int64_t steps(const at::Tensor& parameter) const override {
-    return inner().steps(held(parameter));
+    return inner_->steps(held(parameter));
   }
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    return inner().state_bytes(held(parameter));
+    return inner_->state_bytes(held(parameter));
   }
   std::size_t group_of(const at::Tensor& parameter) const override {
-    return inner().group_of(held(parameter));
+    return inner_->group_of(held(parameter));
   }
   Settings settings() const override { return inner_->settings(); }
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    inner().load_state(held(parameter), steps, states);
+    inner_->load_state(held(parameter), steps, states);
   }
-  void set_gradient_scale(double scale) override { inner().set_gradient_scale(scale); }
-  void set_learning_rate(double rate) override { inner().set_learning_rate(rate); }
+  void set_gradient_scale(double scale) override { inner_->set_gradient_scale(scale); }
+  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   void set_learning_rates(const std::vector<double>& rates) override {
-    inner().set_learning_rates(rates);
+    inner_->set_learning_rates(rates);
   }
 
  protected:
@@ -60,9 +60,6 @@ class OptimizerAround : public Optimizer {
     for (const at::Tensor& p : parameters) slots_.add(slot_of(p));
     inner_->replace([this](const at::Tensor& p) { return held(p); });
   }
-
-  /// The inner optimizer, to be read or changed between updates.
-  virtual Optimizer& inner() const { return *inner_; }
 
   /// What the inner one holds for a parameter; undefined if this one does not hold it.
   at::Tensor held(const at::Tensor& parameter) const { return slots_.of(parameter).held; }

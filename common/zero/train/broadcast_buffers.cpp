@@ -7,7 +7,7 @@
 namespace zero::train {
 
 void broadcast_buffers(const torch::nn::Module& module, dist::Communicator& communicator,
-                       dist::Purpose purpose, int root) {
+                       dist::Purpose purpose) {
   struct Transfer {
     at::Tensor values, sent;
     dist::Work work;
@@ -19,7 +19,7 @@ void broadcast_buffers(const torch::nn::Module& module, dist::Communicator& comm
       if (values.stride(d) == 0 && values.size(d) > 1) values = values.narrow(d, 0, 1);
     }
     const at::Tensor sent = values.contiguous();
-    transfers.push_back({values, sent, communicator.broadcast(sent, root, purpose)});
+    transfers.push_back({values, sent, communicator.broadcast(sent, /*root=*/0, purpose)});
   }
   for (Transfer& transfer : transfers) {
     transfer.work.wait();

@@ -6,10 +6,10 @@
 
 namespace zero::train {
 
-/// Gives the buffers of `module` (running means, masks) the values that they have on rank `root`.
+/// Gives the buffers of `module` (running means, masks) the values that they have on rank 0.
 /// Autograd does not see it. Called by all ranks, whose buffers have the same shapes and dtypes;
 /// blocks. All transfers start before the first wait.
 void broadcast_buffers(const torch::nn::Module& module, dist::Communicator& communicator,
-                       dist::Purpose purpose, int root = 0);
+                       dist::Purpose purpose);
 
 }  // namespace zero::train

@@ -26,9 +26,6 @@ void declare(base::Keys& keys, OverlapOptions& o) {
   keys.flag("defer_parameter_gather", o.defer_parameter_gather);
   place("offload", "\"none\", \"host\", or a folder for optimizer states", o.offload);
   keys.mib("offload_tile_mib", o.offload_tile_bytes);
-  keys.count_or("offload_delay_after", "none", optim::kNoDelay, o.offload_delay_after);
-  keys.require([&o] { return o.offload != "none" || o.offload_delay_after == optim::kNoDelay; },
-               "offload_delay_after without offload; take offload = host or a folder");
   place("offload_parameters", "\"none\", or a folder for parameters", o.offload_parameters);
 }
 

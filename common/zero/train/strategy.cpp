@@ -78,12 +78,6 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
     if (make) optimizer_ = make(parameters);
     if (!optimizer_) throw Error("there is no optimizer: the function that makes it returned none");
     optim::check_settings(optimizer_->settings());
-    // Its stages read parameters at times of their own; to finish an update they all have to.
-    if (optimizer_->may_be_late() && mesh_.pipeline().size() > 1) {
-      throw Error(
-          "a late update (offload_delay_after) needs a mesh without a pipeline axis: leave out "
-          "one");
-    }
     std::string groups;
     for (const nn::Parameter& p : list_.parameters) {
       groups += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
@@ -160,17 +154,6 @@ void Strategy::update() {
   update_on_all_ranks([this] { optimizer_->step(); });
 }
 
-void Strategy::finish_update() {
-  if (!optimizer_->may_be_late()) return;
-  finish_parameters();
-  bool was_late = false;
-  update_on_all_ranks([&] { was_late = optimizer_->finish_update(); });
-  if (!mesh_.any(was_late)) return;
-  reshard_all();  // units that a forward has left whole would hide the new values
-  passes_.weights_changed();
-  sync_parameters();
-}
-
 void Strategy::update_on_all_ranks(const std::function<void()>& step) {
   verify_weights();
   change_on_all_ranks("the update failed, load a checkpoint", step);
@@ -219,13 +202,6 @@ void Strategy::unshard(std::size_t unit) {
   }
   const dist::UnitScope of_unit(mesh_.world(), list_.units[unit].name);
   verify_weights();
-  if (!passes_.is_running()) {
-    finish_update();
-  } else if (optimizer_->may_be_late()) {
-    throw Error(
-        "UnshardedParameters inside forward() or backward() with late updates "
-        "(offload_delay_after): leave out one");
-  }
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();          // the caller may write where other ranks read until now
   communicator_.synchronize();  // the host is about to read

@@ -79,11 +79,6 @@ class Strategy : public Shards, protected PassHooks {
 
   // What else a program may call.
 
-  /// If updates are late (OverlapOptions::offload_delay_after), writes the one that is still to
-  /// come into the parameters. unshard() outside of a pass and a checkpoint call it, so that they
-  /// read the newest weights. Called by all ranks; blocks.
-  void finish_update();
-
   /// Calls `change`, which overwrites weights and optimizer states. If it fails on one rank, all
   /// throw an error that begins with `what`. From then on these are partly changed: forward(),
   /// updates, unshard() and bring_shard() throw the same error, until a later call has succeeded (a

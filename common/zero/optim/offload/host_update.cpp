@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
 
-#include <future>
 #include <optional>
 #include <utility>
 
@@ -15,7 +14,6 @@
 #include <zero/memory/storage.hpp>
 #include <zero/optim/offload/host_update.hpp>
 #include <zero/optim/optimizer_around.hpp>
-#include <zero/optim/weight_average.hpp>
 
 namespace zero::optim {
 namespace {
@@ -30,7 +28,6 @@ struct HostSlot {
   at::Tensor parameter;
   at::Tensor held;           // its twin on the host; without bytes before the first update
   at::Tensor gradient = {};  // on the host; undefined before the first one
-  at::Tensor late = {};      // the same of the step before, if its update is late
   // The gradient that was copied, and its version counter then or after the last factor.
   std::optional<WeakTensor> taken = {};
   std::int64_t taken_version = 0;
@@ -107,19 +104,8 @@ class Bus {
 
 class HostUpdate final : public OptimizerAround<HostSlot> {
  public:
-  HostUpdate(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
-             std::int64_t delay_after)
-      : OptimizerAround(make, parameters, &host_slot),
-        bus_(parameters.front().device()),
-        delay_after_(delay_after),
-        averages_(has_weight_average(*inner_)) {
-    if (averages_ && delay_after != kNoDelay) {
-      throw Error("with_weight_average() goes with updates in time: leave out offload_delay_after");
-    }
-  }
-  ~HostUpdate() override { wait_for_late(); }
-  HostUpdate(const HostUpdate&) = delete;
-  HostUpdate& operator=(const HostUpdate&) = delete;
+  HostUpdate(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters)
+      : OptimizerAround(make, parameters, &host_slot), bus_(parameters.front().device()) {}
 
   void take_gradients(const std::vector<at::Tensor>& parameters) override {
     HostSlots slots;
@@ -146,86 +132,40 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
   }
 
   void step() override {
-    finish_update();
+    if (is_partly_updated_) throw Error("an update on the host has failed: load a checkpoint");
     const at::NoGradGuard no_grad;
     is_partly_updated_ = true;
-    HostSlots due, late;
-    for (HostSlot& slot : slots_) {
-      if (!slot.parameter.grad().defined()) continue;
-      const bool waits = may_be_late() && inner_->steps(slot.held) >= delay_after_;
-      (waits ? late : due).push_back(&slot);
-    }
+    const HostSlots due =
+        slots_.that([](const HostSlot& slot) { return slot.parameter.grad().defined(); });
     follow_parameters(due);
-    follow_parameters(late);
-    if (averages_) {  // of parameters without a gradient, too
-      follow_parameters(slots_.that([this](const HostSlot& slot) {
-        return !slot.parameter.grad().defined() && !inner_->state_types(slot.held).empty();
-      }));
-    }
     finish_taking();
     bus_.wait();
     bus_.begin();  // what goes back waits for those who read; the host does not
     const auto end = c10::make_scope_exit([this] { bus_.end(); });
-    // The others make one step of all.
-    const bool in_parts = !inner_->is_offloaded() && !averages_;
-    for (const HostSlots& part : batches_of(due, in_parts ? kParts : 1)) update(part);
-    if (!late.empty()) update_later(late);
+    // Tiles of a disk make one step of all.
+    for (const HostSlots& part : batches_of(due, inner_->is_offloaded() ? 1 : kParts)) update(part);
     is_partly_updated_ = false;
-  }
-
-  bool may_be_late() const override { return delay_after_ != kNoDelay; }
-
-  bool finish_update() override {
-    if (is_partly_updated_) throw Error("an update on the host has failed: load a checkpoint");
-    if (late_.empty()) return false;
-    const at::NoGradGuard no_grad;
-    is_partly_updated_ = true;
-    const HostSlots late = std::exchange(late_, {});
-    const auto hide = c10::make_scope_exit([&] { hide_gradients(late); });
-    meanwhile_.get();
-    for (const HostSlot* const slot : late) {
-      if (slot->version == slot->parameter._version()) continue;
-      throw Error(
-          "a parameter was written while its update was late (offload_delay_after): write under "
-          "UnshardedParameters, which waits for it");
-    }
-    bus_.begin();
-    send_back(late);
-    bus_.end();
-    is_partly_updated_ = false;
-    return true;
-  }
-
-  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    forget_late();
-    OptimizerAround::replace(with);
   }
 
   std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
-    return inner().state_types(held(parameter));
+    return inner_->state_types(held(parameter));
   }
   bool is_offloaded() const override { return true; }
 
   // Without a device twins and gradients are where the parameters are.
   std::int64_t resident_bytes(std::int64_t state_bytes) const override {
-    if (bus_.is_there()) return 0;
-    std::int64_t bytes = inner_->resident_bytes(state_bytes);
-    for (const HostSlot& slot : slots_) {
-      if (slot.late.defined()) bytes += 3 * static_cast<std::int64_t>(slot.late.nbytes());
-    }
-    return bytes;
+    return bus_.is_there() ? 0 : inner_->resident_bytes(state_bytes);
   }
 
   OffloadTraffic offload_traffic() const override {
-    OffloadTraffic traffic = inner().offload_traffic();
+    OffloadTraffic traffic = inner_->offload_traffic();
     traffic.to_host_bytes = to_host_bytes_;
     traffic.to_device_bytes = to_device_bytes_;
     return traffic;
   }
-  void stream_offloaded() override { inner().stream_offloaded(); }
+  void stream_offloaded() override { inner_->stream_offloaded(); }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps, const States& states) override {
-    forget_late();
     States here;
     for (const auto& [name, state] : states) here[name] = state.cpu();
     OptimizerAround::load_state(parameter, steps, here);
@@ -237,12 +177,6 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
     if (gradient_scale_ == scale) return;
     OptimizerAround::set_gradient_scale(scale);
     gradient_scale_ = scale;
-  }
-
- protected:
-  Optimizer& inner() const override {
-    wait_for_late();
-    return *inner_;
   }
 
  private:
@@ -300,46 +234,18 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
     }
   }
 
-  void update_later(const HostSlots& late) {
-    show_gradients(late);
-    for (HostSlot* const slot : late) std::swap(slot->gradient, slot->late);
-    late_ = late;
-    // Without a launch policy: if the system has no thread left, the thread that waits updates.
-    meanwhile_ = std::async([this] {
-      const at::NoGradGuard no_grad;
-      inner_->step();
-    });
-  }
-
-  void wait_for_late() const {
-    if (meanwhile_.valid()) meanwhile_.wait();
-  }
-
-  // When states are loaded, what is late is not wanted any more.
-  void forget_late() {
-    wait_for_late();
-    hide_gradients(late_);
-    for (HostSlot* const slot : std::exchange(late_, {})) slot->version = HostSlot::kUnknown;
-    meanwhile_ = {};
-  }
-
   Bus bus_;
   std::int64_t to_host_bytes_ = 0;
   std::int64_t to_device_bytes_ = 0;
-  std::int64_t delay_after_;
-  bool averages_;                   // whether the inner one averages weights
   bool is_partly_updated_ = false;  // in an update, and since one failed until states are loaded
   double gradient_scale_ = 1;
-  HostSlots late_;               // what is updated meanwhile
-  std::future<void> meanwhile_;  // that update
 };
 
 }  // namespace
 
 std::unique_ptr<Optimizer> update_on_host(const OptimizerFactory& make,
-                                          const std::vector<at::Tensor>& parameters,
-                                          std::int64_t delay_after) {
-  return std::make_unique<HostUpdate>(make, parameters, delay_after);
+                                          const std::vector<at::Tensor>& parameters) {
+  return std::make_unique<HostUpdate>(make, parameters);
 }
 
 }  // namespace zero::optim

@@ -16,12 +16,7 @@ namespace zero::optim {
 /// All copies are made on a stream of their own. It waits for the current stream before each; the
 /// current stream waits for it in finish_taking() and at the end of step(). The host waits in
 /// step(), unless it has waited for the current stream since finish_taking().
-///
-/// With a delay (section 5.2) step() only starts the update of a parameter that has had
-/// `delay_after` others, on a thread of its own, and gives the parameters what the last one has
-/// started. Parameters may then be on the CPU as well.
 std::unique_ptr<Optimizer> update_on_host(const OptimizerFactory& make,
-                                          const std::vector<at::Tensor>& parameters,
-                                          std::int64_t delay_after);
+                                          const std::vector<at::Tensor>& parameters);
 
 }  // namespace zero::optim

@@ -257,8 +257,7 @@ OptimizerFactory with_offload(OptimizerFactory optimizer, OffloadOptions options
       return std::make_unique<Offloaded>(optimizer, all, options);
     };
     const bool one_memory = parameters.empty() || parameters.front().is_cpu();
-    if (one_memory && options.delay_after == kNoDelay) return of_host(parameters);
-    return update_on_host(of_host, parameters, options.delay_after);
+    return one_memory ? of_host(parameters) : update_on_host(of_host, parameters);
   };
 }
 

@@ -28,12 +28,8 @@ namespace zero::optim {
 /// then on step() and state() throw, until load_state() has restored every parameter: load a
 /// checkpoint.
 ///
-/// With OffloadOptions::delay_after the host updates on a thread of its own, on the CPU as well.
-/// finish_update(), state(), load_state() and a new learning rate wait for it.
-///
 /// state() of a disk returns copies; replace() and narrow() come before states are there, else they
-/// throw. It goes around with_master_weights(). with_weight_average() may be inside, without a
-/// folder.
+/// throw. It goes around with_master_weights().
 ///
 /// @throws zero::Error if the folder cannot be written to, and with one for another optimizer than
 /// adamw(), with or without with_master_weights().

@@ -19,10 +19,10 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/offload/host_update.hpp>
 #include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/offload/tile_file.hpp>
 #include <zero/optim/sgd.hpp>
-#include <zero/optim/weight_average.hpp>
 
 namespace zero::optim {
 namespace {
@@ -303,11 +303,8 @@ TEST(Offloaded, OtherOptimizersAreRefusedByName) {
   };
   refused(sgd(), "SGD");
   refused(testing::wrapped<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1)), "torch AdamW");
-  refused(with_weight_average(adamw(), 0.9), "AdamW with average");
   const OptimizerFactory inside =
       with_offload(adamw(), {.folder = folder.path(), .says_how = false});
-  expect_error([&] { with_weight_average(inside, 0.9)({p}); },
-               {"needs optimizer states in memory"});
   expect_error([&] { with_master_weights(inside)({p}); }, {"with_offload() goes around"});
 }
 
@@ -347,20 +344,32 @@ TEST(Offloaded, AfterAFailedStepNothingGoesOnUntilAllStatesAreLoaded) {
 TEST(Offloaded, AfterAFailedUpdateOnTheHostNothingGoesOnUntilStatesAreLoaded) {
   const at::Tensor p = random(100, 1);
   p.mutable_grad() = random(100, 2);
-  const auto optimizer = with_offload(adamw(), {.delay_after = 0})({p});
+  bool fails = false;
+  struct Failing : testing::HookedOptimizer {
+    using HookedOptimizer::HookedOptimizer;
+    void load_state(const at::Tensor& parameter, std::int64_t steps,
+                    const std::map<std::string, at::Tensor>& states) override {
+      inner_->load_state(parameter, steps, states);
+    }
+  };
+  const auto optimizer = update_on_host(
+      [&fails](const std::vector<at::Tensor>& parameters) {
+        return std::make_unique<Failing>(adamw()(parameters), [&fails] {
+          if (fails) throw Error("no more");
+        });
+      },
+      {p});
   optimizer->step();
   States states;
   for (const auto& [name, state] : optimizer->state(p)) states[name] = state.clone();
-  p.add_(1);
-  expect_error([&] { optimizer->step(); }, {"written while its update was late"});
+  fails = true;
+  expect_error([&] { optimizer->step(); }, {"no more"});
+  fails = false;
   for (int again = 0; again < 2; ++again) {
-    expect_error([&] { optimizer->step(); }, {"load a checkpoint"});
-    expect_error([&] { optimizer->finish_update(); }, {"load a checkpoint"});
+    expect_error([&] { optimizer->step(); }, {"an update on the host has failed"});
   }
   optimizer->load_state(p, 1, states);
   optimizer->step();
-  EXPECT_TRUE(optimizer->finish_update());
-  EXPECT_EQ(optimizer->steps(p), 2);
 }
 
 TEST(Offloaded, WhatNeverHadStatesHasNothingToLoadAfterAFailedStep) {

@@ -6,9 +6,6 @@
 
 namespace zero::optim {
 
-/// For OffloadOptions::delay_after: no update is late.
-inline constexpr std::int64_t kNoDelay = -1;
-
 /// Where states are that are not in the memory of the parameters, and how they are read and
 /// written.
 struct OffloadOptions {
@@ -23,9 +20,6 @@ struct OffloadOptions {
   std::int64_t block_bytes = std::int64_t{1} << 20;
   /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
-  /// So many updates of a parameter are made at once. Each later one is made while the next step is
-  /// computed, and shows one step later (delayed parameter update, Ren et al. 2021, section 5.2).
-  std::int64_t delay_after = kNoDelay;
   /// What is kept there, for messages.
   std::string what = "optimizer states";
 };

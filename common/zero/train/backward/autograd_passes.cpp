@@ -1,4 +1,3 @@
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
@@ -11,7 +10,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/read_watch.hpp>
-#include <zero/nn/suppress_gradient_hooks.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/unsharded_read.hpp>
 
@@ -64,12 +62,9 @@ at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
   const Charge charge(Category::kActivations);
   end_other_pass();
   if (std::exchange(last_threw_, false)) reshard_all();
-  const bool trains = c10::GradMode::is_enabled();
-  if (schedule_) schedule_->begin_forward(trains);
+  if (schedule_) schedule_->begin_forward(/*trains=*/c10::GradMode::is_enabled());
   model_.watch_units(hooks_.follows_units());
-  if (trains && !repeats_) record_in(forward_calls_);
-  const ScopedValue recorded(recorded_, trains ? recorded_ : nullptr);
-  at::Tensor loss = run([&] { return repeats_ ? repeat(forward_calls_) : pass(); });
+  at::Tensor loss = run(pass);
   if (schedule_) schedule_->end_forward();
   forwards_.add(loss, loss_terms);
   return loss;
@@ -80,7 +75,6 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
   end_other_pass();
   if (schedule_) schedule_->begin_backward(reduces);
   hooks_.begin_backward();
-  if (!repeats_) record_in(backward_calls_);
   {
     const Charge charge(Category::kActivations);
     run([&] {
@@ -90,15 +84,10 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
         ~Reading() { use.end_backward(); }
       } reading{use_};
       for (const std::size_t u : use_.begin_backward()) hooks_.gather(u);
-      if (repeats_) {
-        repeat(backward_calls_);
-      } else {
-        // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
-        model_.run_backward([&] { loss.backward(); });
-      }
+      // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
+      model_.run_backward([&] { loss.backward(); });
     });
   }
-  recorded_ = nullptr;
   hooks_.end_backward();
   has_gradients_ = true;
   if (!schedule_) return;
@@ -139,64 +128,40 @@ void AutogradPasses::reshard_all() {
   for (std::size_t u = 0; u < list_.units.size(); ++u) hooks_.drop(u);
 }
 
-void AutogradPasses::pre_forward(nn::Unit& unit) { on_hook(UnitCall::Hook::kPreForward, unit); }
+// The name of a unit in the fingerprints of its gathers; empty if the stage compares the order of
+// its units, and this one has a place in it.
+std::string_view AutogradPasses::gathered(std::size_t unit, bool is_in_order) const {
+  if (hooks_.compares_order() && running_ && is_in_order) return "";
+  return list_.units[unit].name;
+}
 
-void AutogradPasses::post_forward(nn::Unit& unit) { on_hook(UnitCall::Hook::kPostForward, unit); }
+void AutogradPasses::pre_forward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const std::size_t u = index_.at(&unit);
+  if (schedule_) schedule_->enter_forward(u);
+  const dist::UnitScope scope(world_, gathered(u, /*is_in_order=*/!in_backward_));
+  hooks_.pre_forward(u);
+  use_.begin_forward(u);
+}
 
-void AutogradPasses::pre_backward(nn::Unit& unit) { on_hook(UnitCall::Hook::kPreBackward, unit); }
+void AutogradPasses::post_forward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const std::size_t u = index_.at(&unit);
+  if (use_.end_forward(u)) hooks_.post_forward(u);
+}
+
+void AutogradPasses::pre_backward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const std::size_t u = index_.at(&unit);
+  const dist::UnitScope scope(world_, gathered(u, /*is_in_order=*/in_backward_));
+  if (!in_backward_) return gather_for_other_pass(u);
+  use_.enter_backward(u);
+  if (schedule_) schedule_->enter_backward(u);
+  hooks_.pre_backward(u);
+}
 
 void AutogradPasses::records_backward(nn::Unit& unit) {
-  on_hook(UnitCall::Hook::kRecordsBackward, unit);
-}
-
-void AutogradPasses::on_hook(UnitCall::Hook hook, nn::Unit& unit) {
-  const nn::Unwatched unwatched;
-  const UnitCall mine{hook, index_.at(&unit), c10::GradMode::is_enabled(),
-                      nn::SuppressGradientHooks::active()};
-  if (recorded_ != nullptr && running_) recorded_->push_back(mine);
-  call(mine);
-}
-
-// The calls from now on.
-void AutogradPasses::record_in(std::vector<UnitCall>& calls) {
-  calls.clear();
-  recorded_ = &calls;
-}
-
-void AutogradPasses::call(const UnitCall& call) {
-  const std::size_t u = call.unit;
-  const bool is_compared = hooks_.compares_order() && running_ &&
-                           !(in_backward_ && call.hook == UnitCall::Hook::kPreForward);
-  const dist::UnitScope unit(world_, is_compared ? "" : list_.units[u].name);
-  switch (call.hook) {
-    case UnitCall::Hook::kPreForward:
-      if (schedule_) schedule_->enter_forward(u);
-      hooks_.pre_forward(u);
-      use_.begin_forward(u);
-      return;
-    case UnitCall::Hook::kPostForward:
-      if (use_.end_forward(u)) hooks_.post_forward(u);
-      return;
-    case UnitCall::Hook::kPreBackward:
-      if (!in_backward_) return gather_for_other_pass(u);
-      use_.enter_backward(u);
-      if (schedule_) schedule_->enter_backward(u);
-      hooks_.pre_backward(u);
-      return;
-    case UnitCall::Hook::kRecordsBackward:
-      if (schedule_) schedule_->expect_backward(u);
-      return;
-  }
-}
-
-at::Tensor AutogradPasses::repeat(const std::vector<UnitCall>& calls) {
-  for (const UnitCall& again : calls) {
-    const c10::AutoGradMode mode(again.with_graph);
-    std::optional<nn::SuppressGradientHooks> suppressed;
-    if (again.suppressed) suppressed.emplace();
-    call(again);
-  }
-  return at::zeros({});
+  if (schedule_) schedule_->expect_backward(index_.at(&unit));
 }
 
 void AutogradPasses::gather_for_other_pass(std::size_t unit) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -56,15 +57,6 @@ class AutogradPasses : private nn::UnitHooks {
   /// Drops what a forward() without a backward() has left whole, and expects no backward of it.
   void drop_forwards();
 
-  /// Call with true when this rank has no batch and others have: from then on forward() and
-  /// backward() run no model, and repeat the calls of units' hooks in this rank's last forward()
-  /// that trained and in its backward(). So it gathers and reduces what a rank with a batch does,
-  /// and its own gradients are zeros. forward() returns 0.
-  void set_repeats(bool repeats) { repeats_ = repeats; }
-  bool repeats() const { return repeats_; }
-  /// Whether there are such calls.
-  bool can_repeat() const { return !forward_calls_.empty() && !backward_calls_.empty(); }
-
   bool in_backward() const { return in_backward_; }
   /// Whether forward() or backward() is running.
   bool is_running() const { return running_; }
@@ -74,16 +66,6 @@ class AutogradPasses : private nn::UnitHooks {
   void observe_gradients(GradientObserver observer) { observer_ = std::move(observer); }
 
  private:
-  // A call of a unit's hook (nn::UnitHooks), and the state of the thread that made it. The calls of
-  // a pass decide what it gathers and reduces.
-  struct UnitCall {
-    enum class Hook : std::uint8_t { kPreForward, kPostForward, kPreBackward, kRecordsBackward };
-    Hook hook;
-    std::size_t unit;
-    bool with_graph;  // c10::GradMode
-    bool suppressed;  // nn::SuppressGradientHooks: in a checkpoint that runs again
-  };
-
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
@@ -93,10 +75,7 @@ class AutogradPasses : private nn::UnitHooks {
   void check_hooks();
   template <typename Pass>
   auto run(const Pass& pass);
-  void on_hook(UnitCall::Hook hook, nn::Unit& unit);
-  void record_in(std::vector<UnitCall>& calls);
-  void call(const UnitCall& call);
-  at::Tensor repeat(const std::vector<UnitCall>& calls);
+  std::string_view gathered(std::size_t unit, bool is_in_order) const;
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
   void gradient_ready(std::size_t index);
@@ -117,10 +96,6 @@ class AutogradPasses : private nn::UnitHooks {
   UnitUse use_;
   std::optional<BackwardSchedule> schedule_;
   GradientObserver observer_;
-  std::vector<UnitCall> forward_calls_;        // of the last forward() that trained
-  std::vector<UnitCall> backward_calls_;       // of the last backward()
-  std::vector<UnitCall>* recorded_ = nullptr;  // where calls are added now; null: nowhere
-  bool repeats_ = false;
   bool has_hooks_ = true;
   bool running_ = false;
   bool in_backward_ = false;
