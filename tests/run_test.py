@@ -107,8 +107,6 @@ class Paths(Script):
                      "--output", "HERE/d"])
         self.expect("step 01", ["shares", "--memory-timeline", "a", "--json", "b", "--nproc", "3"],
                     ["shares", "--memory-timeline", "HERE/a", "--json", "HERE/b", "--nproc", "3"])
-        self.expect("links", ["--quick", "--keep-logs", "a", "--json", "b", "--trace", "c"],
-                    ["--quick", "--keep-logs", "HERE/a", "--json", "HERE/b", "--trace", "HERE/c"])
         self.expect("peers", ["--json", "a", "--rounds", "2"], ["--json", "HERE/a", "--rounds", "2"])
         self.expect("gpu", ["--out", "a", "--only", "b"],
                     ["tools/gpu/gpu.py", "--programs", "build/release/bin", "--out", "HERE/a", "--only", "b"])
@@ -159,7 +157,7 @@ class Help(Script):
             for command in ("test", "check", "bench", "build", "docs", "diff", "step", "course", "exercise", "mutant", "format",
                             "shell"):
                 self.assertEqual(self.lines(command, word), usage, command)
-            for command in ("ladder", "plan", "peers", "links", "timeline", "data", "step 01"):
+            for command in ("ladder", "plan", "peers", "timeline", "data", "step 01"):
                 self.assertEqual(self.lines(*command.split(), word)[-1], word, command)
 
 

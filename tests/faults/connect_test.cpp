@@ -135,6 +135,16 @@ TEST(Connect, InterfaceThatIsNotThereIsNamed) {
   expect_errors({exits[0]}, named);
 }
 
+TEST(Connect, RanksThatDifferInTheirLinkAreTold) {
+  const int port = free_port();
+  const Exits exits = connecting(3, [&](int rank) {
+    ::setenv("ZERO_RANKS_PER_HOST", "1", 1);
+    if (rank != 1) ::setenv("ZERO_LINK", rank == 0 ? "80mbit" : "10MB/s", 1);  // the same
+    dist::connect(environment(rank, 3, port), within(20));
+  });
+  expect_errors(exits, HasSubstr("ZERO_LINK is 10000000 bytes a second on rank 0 and 0 on rank 1"));
+}
+
 // Rank 0 serves the store, and its process ends here as soon as it has what the others said.
 TEST(Connect, RankThatServesTheStoreLeavesLast) {
   for (int round = 0; round < 5; ++round) {

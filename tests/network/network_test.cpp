@@ -5,7 +5,6 @@
 //
 // Needs root and Linux namespaces; skipped, with the reason, where it may not.
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -21,15 +20,12 @@
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/launch.hpp>
 
 namespace zero::testing {
 namespace {
 
 using dist::Purpose;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 
 constexpr int kRanks = 2;
 
@@ -75,22 +71,12 @@ class Signal {
   int ends_[2] = {-1, -1};
 };
 
-// Joins the host of another process.
-void move_to_host_of(std::int64_t process) {
-  for (const auto& [name, kind] : {std::pair{"net", CLONE_NEWNET}, {"uts", CLONE_NEWUTS}}) {
-    const int there = ::open(fmt::format("/proc/{}/ns/{}", process, name).c_str(), O_RDONLY);
-    if (there < 0 || ::setns(there, kind) != 0) throw Error(std::strerror(errno));
-    ::close(there);
-  }
-}
-
-// Puts this process on its end of the wire. `host` becomes this machine's name, whose address is
-// where Gloo is reached unless it is told an interface.
-void move_to_own_network(int rank, const std::string& host, const Signal& second_is_there,
-                         const Signal& wire_is_there) {
+// Puts this process on its end of the wire. Its address becomes this machine's name, where Gloo is
+// reached.
+void move_to_own_network(int rank, const Signal& second_is_there, const Signal& wire_is_there) {
   if (::unshare(CLONE_NEWNET | CLONE_NEWUTS) != 0) throw Error(std::strerror(errno));
   const std::string address = address_of(rank);
-  if (::sethostname(host.c_str(), host.size()) != 0) throw Error(std::strerror(errno));
+  if (::sethostname(address.c_str(), address.size()) != 0) throw Error(std::strerror(errno));
   if (rank == 1) {
     second_is_there.give(::getpid());
     wire_is_there.take();
@@ -205,16 +191,15 @@ void expect_steps_counted(dist::Communicator& communicator) {
   }
 }
 
-// Runs `work` on two ranks that have a network between them and nothing else, each on a host called
-// `host(rank)`. Nothing where the system does not allow it, and then the test is skipped.
-std::vector<dist::RankExit> on_two_hosts(const std::function<std::string(int rank)>& host,
-                                         std::chrono::seconds timeout,
-                                         const std::function<void(dist::Communicator&)>& work) {
+TEST(Network, InterfaceCountsTheBytesThatWeCount) {
+  if (const std::string reason = why_not(); !reason.empty()) {
+    GTEST_SKIP() << "NOT TESTED: traffic counters against the network's own: " << reason;
+  }
   const Signal second_is_there, wire_is_there;
   dist::LaunchOptions launch = captured(kRanks, std::chrono::seconds(100));
-  launch.connect.timeout = timeout;
-  return dist::fork_processes(launch, [&](int rank) -> std::string {
-    move_to_own_network(rank, host(rank), second_is_there, wire_is_there);
+  launch.connect.timeout = std::chrono::seconds(30);
+  const auto exits = dist::fork_processes(launch, [&](int rank) -> std::string {
+    move_to_own_network(rank, second_is_there, wire_is_there);
     dist::RankEnvironment environment;
     environment.rank = rank;
     environment.world_size = kRanks;
@@ -222,206 +207,15 @@ std::vector<dist::RankExit> on_two_hosts(const std::function<std::string(int ran
     dist::ConnectOptions options = launch.connect;
     options.transport = "tcp";
     const auto communicator = dist::connect(environment, options);
-    work(*communicator);
+    expect_collectives_counted(*communicator);
+    expect_steps_counted(*communicator);
     if (::testing::Test::HasFailure()) throw Error("assertions failed, see above");
     return "done";
   });
-}
-
-// What left this rank's host, and what its ranks counted as going to another host. Called by all
-// ranks of two hosts of two.
-struct Left {
-  std::int64_t wire = 0;
-  std::int64_t counted = 0;
-  std::int64_t counted_there = 0;
-  std::int64_t parameters = 0;  // of what was counted
-  std::int64_t gradients = 0;   // of what was counted
-  std::int64_t again = 0;
-};
-
-Left left_the_host(dist::Communicator& communicator, const std::function<void()>& work) {
-  const int host = communicator.rank() / 2;
-  communicator.barrier();
-  const dist::Traffic before = communicator.traffic();
-  const Interface wire_before = read_interface(host);
-  const std::int64_t again_before = read_retransmissions();
-  communicator.barrier();
-  work();
-  communicator.barrier();
-  const dist::Traffic sent = communicator.traffic().since(before);
-  const std::int64_t wire = read_interface(host).sent - wire_before.sent;
-  const std::vector<std::int64_t> mine = {sent.between_hosts(),
-                                          sent.between_hosts(Purpose::kParameter),
-                                          sent.between_hosts(Purpose::kGradient)};
-  const std::vector<double> all =
-      dist::all_gather_scalars(communicator, {mine.begin(), mine.end()});
-  const auto sum = [&](int of_host, std::size_t k) {
-    const std::size_t first = mine.size() * 2 * static_cast<std::size_t>(of_host);
-    return static_cast<std::int64_t>(all[first + k] + all[first + mine.size() + k]);
-  };
-  return {wire,         sum(host, 0), sum(1 - host, 0),
-          sum(host, 1), sum(host, 2), read_retransmissions() - again_before};
-}
-
-// At least `formula`, and at most 1 % more, which is padding; exactly 0 where nothing is expected.
-void expect_about(std::int64_t counted, std::int64_t formula, const std::string& what) {
-  EXPECT_GE(counted, formula) << what;
-  EXPECT_LE(counted, formula + formula / 100) << what;
-}
-
-// What leaves a host of two ranks, in bytes, if there are two such hosts.
-struct PhaseBytes {
-  std::int64_t forward;    // gathers of new weights
-  std::int64_t unchanged;  // gathers of a forward with weights that an earlier one had
-  std::int64_t backward;   // gathers
-  std::int64_t gradients;
-  std::int64_t read;  // of all weights, between steps
-};
-
-// Compares each phase with `formula`, of one copy of the parameters and of the root's share of it,
-// and with the interface. Called by all ranks of two hosts of two.
-void expect_phases_counted(
-    dist::Communicator& communicator, const std::string& mode,
-    const std::function<PhaseBytes(std::int64_t v, std::int64_t root)>& formula) {
-  SessionOptions options;
-  options.model = {.inputs = 704, .width = 512, .parts = "aaa"};
-  Session session(communicator, mode, options);
-  train::Strategy& strategy = session.strategy();
-  const auto evaluate = [&] { session.trainer().evaluate({session.batch(7)}); };
-  session.step(0);
-  evaluate();  // waits for what is on its way
-  const std::int64_t v = strategy.list().bytes();
-  ASSERT_GT(v, 4 << 20);
-  std::int64_t root = 0;
-  for (const std::size_t i : strategy.list().units[0].parameters) {
-    root += strategy.list().parameters[i].bytes();
-  }
-  const PhaseBytes expected = formula(v, root);
-  const auto expect_left = [&](const std::string& phase, std::int64_t parameters,
-                               std::int64_t gradients, const std::function<void()>& work) {
-    const std::string what = mode + ": " + phase;
-    const Left left = left_the_host(communicator, work);
-    fmt::print("{:28} rank {}: counted {:>10}, on the wire {:>10}\n", what, communicator.rank(),
-               left.counted, left.wire);
-    expect_about(left.parameters, parameters, what + ", parameters");
-    expect_about(left.gradients, gradients, what + ", gradients");
-    EXPECT_LE(left.counted, left.parameters + left.gradients + (64 << 10)) << what;  // losses
-    EXPECT_GE(left.wire, left.counted) << what;
-    EXPECT_LE(left.wire, most_on_the_wire(left.counted, left.counted_there, left.again)) << what;
-  };
-  expect_left("evaluation", expected.unchanged, 0, evaluate);
-  expect_left("reading all weights", expected.read, 0, [&] { session.weights(); });
-  for (int step = 1; step <= 2; ++step) {
-    at::Tensor loss;
-    expect_left("forward", step == 1 ? expected.unchanged : expected.forward, 0,
-                [&] { loss = strategy.forward(session.batch(step)); });
-    expect_left("backward", expected.backward, expected.gradients, [&] {
-      strategy.backward(loss);
-      strategy.finish_backward();
-    });
-    expect_left("update", 0, 0, [&] {
-      strategy.optimizer_step();
-      strategy.sync_parameters();
-      strategy.zero_grad();
-    });
-  }
-}
-
-TEST(Network, WhatLeavesAHostInEachPhaseIsWhatFormulasSay) {
-  if (const std::string reason = why_not(); !reason.empty()) {
-    GTEST_SKIP() << "NOT TESTED: what ranks send between hosts in each phase: " << reason;
-  }
-  const Signal second_is_there, wire_is_there;
-  const std::vector<Signal> is_there(2);
-  dist::LaunchOptions launch = captured(2 * kRanks, std::chrono::seconds(100));
-  launch.connect.timeout = std::chrono::seconds(30);
-  const auto exits = dist::fork_processes(launch, [&](int rank) -> std::string {
-    const int host = rank / 2;
-    const Signal& moved = is_there[static_cast<std::size_t>(host)];
-    if (rank % 2 == 0) {
-      move_to_own_network(host, address_of(host), second_is_there, wire_is_there);
-      moved.give(::getpid());
-    } else {
-      move_to_host_of(moved.take());
-    }
-    dist::RankEnvironment environment;
-    environment.rank = rank;
-    environment.world_size = 2 * kRanks;
-    environment.master_address = address_of(0);
-    dist::ConnectOptions options = launch.connect;
-    options.transport = "tcp";  // the hosts share a kernel: ranks could read each other's memory
-    const auto communicator = dist::connect(environment, options);
-    EXPECT_EQ(communicator->host_of(rank), host * 2);
-    const auto expect_counted_in = [&](const std::string& mode, const auto& formula) {
-      expect_phases_counted(*communicator, mode, formula);
-    };
-    expect_counted_in("engine3", [](std::int64_t v, std::int64_t root) {
-      return PhaseBytes{v, v, v - root, v, v};
-    });
-    // 2 (V/S) (R-1)/R of each of a host's ranks, and no parameters.
-    expect_counted_in("hsdp3", [](std::int64_t v, std::int64_t) {
-      return PhaseBytes{0, 0, 0, v, 0};
-    });
-    expect_counted_in("hpz", [](std::int64_t v, std::int64_t) {
-      return PhaseBytes{v, 0, 0, v, 0};
-    });
-    // A read between steps has the exact weights. Of gradients, v/512 is scales.
-    expect_counted_in("qwz", [](std::int64_t v, std::int64_t root) {
-      return PhaseBytes{v / 4, v / 4, (v - root) / 4, v, v};
-    });
-    expect_counted_in("qgz", [](std::int64_t v, std::int64_t root) {
-      return PhaseBytes{v, v, v - root, v / 16 + v / 512, v};
-    });
-    expect_counted_in("zeropp", [](std::int64_t v, std::int64_t) {
-      return PhaseBytes{v / 4, 0, 0, v / 16 + v / 512, v};
-    });
-    if (::testing::Test::HasFailure()) throw Error("assertions failed, see above");
-    return "done";
-  });
-  const std::string failures = dist::describe_failures(exits);
-  EXPECT_TRUE(failures.empty()) << failures;
-  fmt::print("{}", exits[0].output);
-}
-
-TEST(Network, InterfaceCountsTheBytesThatWeCount) {
-  if (const std::string reason = why_not(); !reason.empty()) {
-    GTEST_SKIP() << "NOT TESTED: traffic counters against the network's own: " << reason;
-  }
-  const auto exits =
-      on_two_hosts(address_of, std::chrono::seconds(30), [](dist::Communicator& communicator) {
-        expect_collectives_counted(communicator);
-        expect_steps_counted(communicator);
-      });
   const std::string failures = dist::describe_failures(exits);
   EXPECT_TRUE(failures.empty()) << failures;
   fmt::print("{}", exits[0].output);
   EXPECT_NE(exits[0].output.find("step of zero3"), std::string::npos) << "nothing was compared";
-}
-
-// As on a host whose name stands for a loopback address, which many have: the others are told an
-// address at which they find themselves. The variable says where to be reached instead.
-TEST(Network, InterfaceIsTheOneThatTheVariableNames) {
-  if (const std::string reason = why_not(); !reason.empty()) {
-    GTEST_SKIP() << "NOT TESTED: GLOO_SOCKET_IFNAME between hosts: " << reason;
-  }
-  const auto barrier = [](dist::Communicator& communicator) { communicator.barrier(); };
-  const auto name_alone = [](int) { return std::string("127.0.0.1"); };
-  // A rank that connects is refused at once. A rank that waits for a connection is ended by the
-  // launcher: Gloo waits for five times the limit there.
-  std::string said;
-  for (const dist::RankExit& exit : on_two_hosts(name_alone, std::chrono::seconds(3), barrier)) {
-    EXPECT_FALSE(exit.ok());
-    if (!exit.killed) said += exit.output;
-  }
-  EXPECT_THAT(said, HasSubstr("by the address of its name, '127.0.0.1'; where that is not the "
-                              "network's, set GLOO_SOCKET_IFNAME"));
-  EXPECT_THAT(said, ContainsRegex("one of .*zero[01]"));
-  const auto name_and_variable = [](int rank) {
-    ::setenv("GLOO_SOCKET_IFNAME", name_of(rank).c_str(), 1);
-    return std::string("127.0.0.1");
-  };
-  const auto exits = on_two_hosts(name_and_variable, std::chrono::seconds(30), barrier);
-  EXPECT_EQ(dist::describe_failures(exits), "");
 }
 
 }  // namespace

@@ -98,7 +98,6 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
       {
           {"--rank 3", {"--rank requires --fake-process-group"}},
           {"--fake-process-group 512 --rank 512", {"no rank 512 in a world of 512"}},
-          {"--ranks-per-host 2", {"--ranks-per-host requires --fake-process-group"}},
           {"--fake-process-group 6 --ranks-per-host 4",
            {"world of 6 ranks cannot fill hosts of 4"}},
           {"--fake-process-group 4 --rank -1", {"--rank", "-1 not in range"}},
@@ -109,6 +108,8 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
           {"--fake-process-group 1 --tp 2", {"1 ranks", "take --fake-process-group 2"}},
           {"--fake-process-group 4 --tp 2 --dtype fp16", {"overflow --dtype fp16: take bf16"}},
           {"--fake-process-group 4 --nproc 2", {"--nproc excludes --fake-process-group"}},
+          {"--fake-process-group 4 --ranks-per-host 2 --link 1gbit",
+           {"--link excludes --fake-process-group"}},
           {"--fake-process-group 4 --save x", {"--save excludes --fake-process-group"}},
           {"--fake-process-group 4 --memory-timeline x",
            {"--memory-timeline excludes --fake-process-group"}},

@@ -208,7 +208,11 @@ std::string ranks_text(const Json& report) {
   for (const auto& [axis, size] : report["mesh"].items()) {
     if (axis == "data" || size != 1) axes.push_back(fmt::format("{} {}", axis, size.get<int>()));
   }
-  return has_mesh(report) ? fmt::format("{} ({})", text, fmt::join(axes, " x ")) : text;
+  if (has_mesh(report)) text += fmt::format(" ({})", fmt::join(axes, " x "));
+  const std::string link = report.value("link", "");
+  if (link.empty()) return text;
+  return text +
+         fmt::format(", {} a host, {} between hosts", report["ranks_per_host"].get<int>(), link);
 }
 
 std::string batch_text(const Json& report) {

@@ -48,9 +48,9 @@ std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
   if (!mode.starts_with("hsdp")) return all;
   const auto shard_size = nlohmann::json::parse(all_modes().options(mode)).at("shard_size");
   if (shard_size.is_number()) return shard_size.get<std::int64_t>();  // else "host"
-  if (options.fake.ranks_per_host == 0) return all;
+  if (options.ranks_per_host == 0) return all;
   // The other axes are inside a host first.
-  return std::max(1, options.fake.ranks_per_host / options.mesh.cell());
+  return std::max(1, options.ranks_per_host / options.mesh.cell());
 }
 
 // Model states of the largest mode on one rank by itself, and parameters and gradients of the root

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -69,6 +70,11 @@ void add_model_options(CLI::App& app, Options& o) {
 
 void add_run_options(CLI::App& app, Options& o) {
   number(app, "--nproc", o.world_size, 1, 64, "ranks");
+  number(app, "--ranks-per-host", o.ranks_per_host, 1, kLargestFakeProcessGroup,
+         "ranks with consecutive numbers that count as a host, as for --shard-size host");
+  text(app, "--link", o.link,
+       "100mbit, 1gbit or 30MB/s: what leaves or enters a host goes no faster")
+      ->needs("--ranks-per-host");
   number(app, "--steps", o.steps, 1, 1000000, "optimizer steps");
   number(app, "--epochs", o.epochs, 1, 1000000, "passes over the data, instead of --steps")
       ->excludes("--steps");
@@ -141,14 +147,21 @@ void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
 void add_fake_options(CLI::App& app, FakeOptions& o) {
   CLI::Option* fake = number(app, "--fake-process-group", o.size, 1, kLargestFakeProcessGroup,
                              "run one rank of a world of this many alone; nothing is sent");
-  for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume",
-                            "--epochs", "--validation"}) {
+  for (const char* other : {"--nproc", "--link", "--save", "--memory-timeline", "--checkpoint",
+                            "--resume", "--epochs", "--validation"}) {
     fake->excludes(other);
   }
   number(app, "--rank", o.rank, 0, kLargestFakeProcessGroup - 1, "which rank of it")->needs(fake);
-  number(app, "--ranks-per-host", o.ranks_per_host, 1, kLargestFakeProcessGroup,
-         "of it, for --shard-size host; without it all ranks are on one host")
-      ->needs(fake);
+}
+
+// The ranks find their hosts in the environment, those that a launcher started too.
+void set_hosts(const Options& o) {
+  if (o.ranks_per_host == 0 || o.fake.size > 0) return;
+  ::setenv("ZERO_RANKS_PER_HOST", std::to_string(o.ranks_per_host).c_str(), /*overwrite=*/1);
+  if (o.link.empty()) return;
+  if (o.device != "cpu") throw Error("--link is for --device cpu, whose ranks send over TCP");
+  ::setenv("ZERO_LINK", o.link.c_str(), /*overwrite=*/1);
+  dist::link_rate();  // throws for what is no rate
 }
 
 // Makes "hsdp3:shard_size=4" of hsdp3 and "hddp:shard_size=4" of ddp. Other modes add the gradients
@@ -164,7 +177,7 @@ void add_shard_size(Options& o) {
 }
 
 void check_fake(const Options& o) {
-  dist::connect_fake(o.fake.rank, o.fake.size, /*source=*/{}, o.fake.ranks_per_host);
+  dist::connect_fake(o.fake.rank, o.fake.size, /*source=*/{}, o.ranks_per_host);
   if (o.device != "cpu") throw Error("--fake-process-group runs on --device cpu only");
   if (o.mesh.tensor_ranks > 1 && o.dtype == "fp16") {
     throw Error(
@@ -292,6 +305,7 @@ Options parse(int argc, char** argv) {
     // Not over the figures of real ranks.
     if (app.count("--json") == 0) o.json = "out/fake_process_group.json";
   }
+  set_hosts(o);
   if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);
   CheckpointOptions& checkpoint = o.checkpoint;
   std::error_code ignored;
@@ -312,6 +326,11 @@ Options parse(int argc, char** argv) {
 }
 
 void check_mesh(const Options& o) {
+  if (!o.link.empty() && o.world_size <= o.ranks_per_host) {
+    throw Error(fmt::format(
+        "--link is between hosts, and --ranks-per-host {} puts all {} ranks on one: take fewer",
+        o.ranks_per_host, o.world_size));
+  }
   const std::string problem = problem_of_mesh(o);
   if (problem.empty()) return;
   throw Error(fmt::format("--tp {} and --pp {}: {}", o.mesh.tensor_ranks, o.mesh.stages, problem));
@@ -324,6 +343,8 @@ base::Json report_head(const Options& o) {
       {"world_size", o.world_size},
       {"mesh",
        {{"data", o.data_ranks()}, {"pipeline", o.mesh.stages}, {"tensor", o.mesh.tensor_ranks}}},
+      {"ranks_per_host", o.ranks_per_host},
+      {"link", o.link},
       {"pipeline_schedule", nullptr},
       {"sequence_parallel", o.mesh.sequence_parallel},
       {"partition_activations", o.mesh.partition_activations},

@@ -24,9 +24,8 @@ struct MeshOptions {
 
 /// A fake process group.
 struct FakeOptions {
-  int size = 0;            ///< ranks in it, of which one runs; 0: real ranks
-  int rank = 0;            ///< which one
-  int ranks_per_host = 0;  ///< 0: all on one host
+  int size = 0;  ///< ranks in it, of which one runs; 0: real ranks
+  int rank = 0;  ///< which one
 };
 
 /// What is drawn of the last step.
@@ -56,6 +55,8 @@ struct Options {
   std::string data_fingerprint;  ///< Dataset::fingerprint() before the first mode
   int world_size = 2;
   int ranks_here = 0;       ///< of them on this machine, if a launcher started them; 0: all
+  int ranks_per_host = 0;   ///< that stand for a host; 0: not given
+  std::string link;         ///< rate of a link between these hosts; empty: not limited
   std::int64_t steps = 4;   ///< with `epochs`, known once the data is read
   std::int64_t epochs = 0;  ///< passes over the data, which decide the steps; 0: `steps` does
   double validation = 0;    ///< share of the samples that is evaluated, and not trained on

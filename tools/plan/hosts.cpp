@@ -27,35 +27,26 @@ struct Hosts {
                               : static_cast<double>(request.policy.parameter));
   }
 
-  // `bytes` gathered from all ranks.
-  HostPhase over_all(double bytes, Sending way) const {
-    const double sent = bytes * (ranks - 1) / ranks, directly = bytes * (ranks - per_host) / ranks;
-    const double between = way == Sending::kRing     ? sent / per_host
-                           : way == Sending::kDirect ? directly
-                                                     : directly / per_host;
+  // `bytes` gathered from all ranks, or reduced and scattered over them.
+  HostPhase over_all(double bytes) const {
+    const double sent = bytes * (ranks - 1) / ranks;
+    const double between =
+        sending == Sending::kRing ? sent / per_host : bytes * (ranks - per_host) / ranks;
     return {sent - between, between, 0};
-  }
-  // All gradients reduced and scattered over all ranks.
-  HostPhase reduce_over_all() const {
-    const double directly = gradients * (ranks - per_host) / ranks;
-    const double by_chain = std::max(gradients, 4 * elements) / per_host;
-    if (sending != Sending::kHierarchical) return over_all(gradients, sending);
-    if (by_chain >= directly) return over_all(gradients, Sending::kDirect);
-    return {gradients * (per_host - 1) / per_host, by_chain, 0};
   }
   HostPhase inside_host(double bytes) const { return {bytes * (per_host - 1) / per_host, 0, 0}; }
 
   // A rank quantizes its shard and dequantizes all. A secondary shard is packed already.
   HostPhase gather(double count, bool quantizes, bool secondary = false) const {
     const double bytes = parameters(count, quantizes), values = parameters(count, false);
-    HostPhase phase = secondary ? inside_host(bytes) : over_all(bytes, sending);
+    HostPhase phase = secondary ? inside_host(bytes) : over_all(bytes);
     if (quantizes) phase.quantized = secondary ? values : values / ranks + values;
     return phase;
   }
   // qgZ, half a byte each: a rank quantizes all gradients and adds up as many values in the first
   // hop, in the second one those of its place.
   std::vector<HostPhase> reduce(bool quantizes) const {
-    if (!quantizes) return {reduce_over_all()};
+    if (!quantizes) return {over_all(gradients)};
     const double packed = elements * (0.5 + 4 / static_cast<double>(request.hosts.gradient_block));
     HostPhase first = inside_host(packed);
     first.quantized = 2 * gradients;
@@ -137,12 +128,12 @@ std::vector<HostPlan> plan_hosts(const Request& r) {
                             per_host, r.world_size));
   }
   const std::vector<HostPlan> by_ring = Hosts{r, Sending::kRing}.all(),
-                              here = Hosts{r, Sending::kHierarchical}.all();
+                              directly = Hosts{r, Sending::kDirect}.all();
   std::vector<HostPlan> plans = Hosts{r, r.hosts.sending}.all();
   for (std::size_t i = 0; i < plans.size(); ++i) {
     HostPlan& plan = plans[i];
     plan.leaves_by_ring = by_ring[i].sum().between * static_cast<double>(per_host);
-    plan.leaves_here = here[i].sum().between * static_cast<double>(per_host);
+    plan.leaves_here = directly[i].sum().between * static_cast<double>(per_host);
     plan.seconds = phases_seconds(plan.phases, r, r.hosts.bandwidth);
     if (i > 0) plan.pays_from = pays_from(plan, plans.front(), r);
   }

@@ -23,11 +23,7 @@ enum class Sending {
   /// host, from its last rank. With S rings, each of which leaves the host from another rank (NCCL
   /// makes one for each network card), every rank sends 1/S of that to other hosts.
   kRing,
-  /// As this library does between hosts. A piece goes to each other host once: V (R-1)/R leave a
-  /// host in an all-gather. A sum passes from host to host, in float32 at least: V of it leave each
-  /// but the last, or what direct sends take if that is less.
-  kHierarchical,
-  /// To each other rank, as this library does with small tensors: S V (R-1)/R leave a host.
+  /// To each other rank, as this library does: S V (R-1)/R leave a host.
   kDirect,
 };
 
@@ -53,7 +49,7 @@ struct HostPlan {
   std::string name;  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
   States states;     ///< of the fullest rank; secondary shards are among the parameters
   std::vector<HostPhase> phases;  ///< the collectives of a step
-  /// Bytes that leave a host in a step with one micro-batch, in a ring and with kHierarchical.
+  /// Bytes that leave a host in a step with one micro-batch, in a ring and by direct sends.
   double leaves_by_ring = 0, leaves_here = 0;
   double seconds = 0;  ///< communication and quantizing, nothing hidden
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where

@@ -126,8 +126,7 @@ class CommandLine {
     quantity("--host-bandwidth", hosts.bandwidth, parse_bandwidth, "to other hosts (10GB/s)");
     quantity("--quantize-bandwidth", hosts.quantize_bandwidth, parse_bandwidth,
              "bytes of values that a rank quantizes or dequantizes in a second (1000GB/s)");
-    choice<Sending>("--collectives", hosts.sending, {"ring", "hierarchical", "direct"},
-                    "ring unless named");
+    choice<Sending>("--collectives", hosts.sending, {"ring", "direct"}, "ring unless named");
   }
 
   void add_machine_and_report() {

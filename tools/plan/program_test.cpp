@@ -181,7 +181,7 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
            {"--ranks-per-host 4 --tp 2", "excludes"},
            {"--ranks-per-host 3", "--world-size 8 is not two or more such hosts"},
            {"--host-bandwidth 10", "--host-bandwidth: '10' is not a bandwidth"},
-           {"--ranks-per-host 4 --collectives tree", "tree not in {ring,hierarchical,direct}"},
+           {"--ranks-per-host 4 --collectives hierarchical", "hierarchical not in {ring,direct}"},
            {"--scenarios --memory 24GB", "excludes"},
            {"--dtype fp8", "unknown dtype 'fp8'"},
            {"--optimizer adam", "unknown optimizer 'adam'; known optimizers: sgd, momentum, adamw"},

@@ -155,9 +155,7 @@ std::string about_hosts(const Plan& plan) {
              "hidden, at {} GB/s of a rank inside its host, {} GB/s to other hosts and {} GB/s of "
              "values quantized. A way pays if it takes less time than ZeRO-3.",
              plan.request.world_size / *hosts.ranks_per_host, *hosts.ranks_per_host,
-             hosts.sending == Sending::kRing           ? "ring"
-             : hosts.sending == Sending::kHierarchical ? "hierarchical collectives"
-                                                       : "direct sends",
+             hosts.sending == Sending::kRing ? "ring" : "direct sends",
              fixed(plan.request.machine.bandwidth / 1e9, 3), fixed(hosts.bandwidth / 1e9, 3),
              fixed(hosts.quantize_bandwidth / 1e9, 1)) +
          say("\nLeast time: {} ({} s). Of what rounds nothing: {} ({} s).", least.name,

@@ -4,18 +4,17 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/distributed/connect.hpp>
-#include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduction.hpp>
 #include <zero/distributed/work.hpp>
 
 /// What carries tensors between ranks. CONTRIBUTING.md says how to add a backend.
 namespace zero::dist {
 
+class Link;
 class StoreExchange;
 
 /// One way of carrying tensors between the ranks of a group: what a Communicator calls. It has
@@ -75,6 +74,8 @@ struct Place {
   int local_rank;  ///< among the ranks of this machine
   std::shared_ptr<StoreExchange> store;
   ConnectOptions options;
+  std::vector<int> hosts = {};      ///< by rank; empty: one host
+  std::shared_ptr<Link> link = {};  ///< null: as fast as the network
 };
 
 /// Makes a backend. Called by all ranks of a group; may block and throw zero::Error, and may change
@@ -97,10 +98,7 @@ struct Connection {
   /// The connection of a group, of which this rank is rank `rank`.
   std::function<Connection(int rank, const std::vector<int>& ranks, const std::string& label)>
       split = {};
-  std::vector<int> hosts = {};            ///< by rank; empty: one host
-  std::optional<HostRoutes> routes = {};  ///< between `hosts`; nothing: all tensors go directly
-  /// Sets `cpu` and `routes` for `hosts`. Called by all ranks; may block. Null: they stay.
-  std::function<void(Connection&)> over_hosts = {};
+  std::vector<int> hosts = {};  ///< by rank; empty: one host
 };
 
 }  // namespace zero::dist

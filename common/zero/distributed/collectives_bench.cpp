@@ -1,5 +1,5 @@
-// Collectives by size, with a check of every result: within a host, over TCP, by what c10d's Gloo
-// offers, and as on two hosts.   ./run bench collectives
+// Collectives by size, with a check of every result: within a host, over TCP, and by what c10d's
+// Gloo offers.   ./run bench collectives
 //
 // Bytes are those of the whole tensor: the one that is reduced, or the result of an all-gather. As
 // nccl-tests define them, algbw = bytes / time, and busbw = algbw times the share of the bytes that
@@ -12,9 +12,6 @@
 // at which the ranks that do it (workers()), all at once and in turn with the operation, copy
 // tensors of their own with stores that go around the cache. No tensor is used again before 256 MiB
 // of others were.
-//
-// "hierarchical" is the way between hosts that sends each piece once: half of the ranks count as
-// another host, to which they send by TCP. Direct sends between hosts are "tcp".
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
@@ -50,8 +47,7 @@ struct Data {
 // One way to do one collective.
 struct Implementation {
   std::string operation;  // "all_reduce", …
-  // Ours: "host", "tcp", "hierarchical"; "gloo" (c10d's own), "other" (an alternative).
-  std::string name;
+  std::string name;       // ours: "host", "tcp"; "gloo" (c10d's own), "other" (an alternative)
   // Called by all ranks; blocks. all_reduce, reduce to rank 0, broadcast from rank 0: `whole` in
   // place; reduce_scatter: `whole` to `piece`; all_gather: `piece` to `whole`; all_to_all: `whole`
   // to `other`. Sums, no averages.
@@ -175,15 +171,10 @@ bool right(const Data& d, const std::string& operation) {
   return true;
 }
 
-constexpr const char* kBetweenHosts = "hierarchical";
-
 std::vector<Implementation> implementations() {
   std::vector<Implementation> all;
   for (const char* transport : {"host", "tcp"}) {
     for (const auto& [operation, run] : kOurs) all.push_back({operation, transport, run});
-  }
-  for (const auto& [operation, run] : kOurs) {
-    if (operation != "all_to_all") all.push_back({operation, kBetweenHosts, run});
   }
   const auto with_one = [](auto call) {
     return [call](Data& d) {
@@ -296,25 +287,16 @@ struct Settings {
   int repetitions = 7;
 };
 
-std::vector<int> two_hosts(int ranks) {
-  std::vector<int> hosts;
-  for (int rank = 0; rank < ranks; ++rank) hosts.push_back(rank / (ranks / 2));
-  return hosts;
-}
-
 bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int64_t bytes,
                                  int repetitions) {
   LaunchOptions options;
   options.world_size = ranks;
-  const bool between_hosts = way.name == kBetweenHosts;
-  options.connect.transport = way.name == "host" || between_hosts ? "auto" : "tcp";
-  if (between_hosts) options.connect.between_hosts = way.name;
+  options.connect.transport = way.name == "host" ? "auto" : "tcp";
   const auto results = bench::on_ranks(options, [&](Communicator& c) -> bench::Json {
     // Not every machine lets ranks read each other's memory.
     if (options.connect.transport == "auto" && c.transport().starts_with("TCP")) {
       return {{"seconds", bench::Json::array()}, {"copy", bench::Json::array()}};
     }
-    if (between_hosts) c.set_hosts(two_hosts(ranks));
     const Times times = measure(c, way, bytes, repetitions);
     return {{"seconds", times.operation}, {"copy", times.copy}};
   });
@@ -352,8 +334,6 @@ int run(int argc, char** argv) {
   return bench::run(argc, argv, options, [&] {
     for (const int n : settings.world_sizes) {
       for (const Implementation& way : implementations()) {
-        // Of two hosts with as many ranks, two or more.
-        if (way.name == kBetweenHosts && (n < 4 || n % 2 != 0)) continue;
         for (std::int64_t kib = 1; kib <= settings.max_kib; kib *= 4) {
           bench::add(fmt::format("{}/{}KiB/ranks:{}/{}", way.operation, kib, n, way.name),
                      [=] { return measure_on_ranks(way, n, kib << 10, settings.repetitions); });

@@ -56,9 +56,7 @@ Communicator::Communicator(Connection connection)
     : connection_(std::make_unique<Connection>(std::move(connection))),
       rank_(connection_->rank),
       size_(connection_->size),
-      not_finite_(rank_, size_) {
-  if (!connection_->hosts.empty()) set_hosts(connection_->hosts);
-}
+      not_finite_(rank_, size_) {}
 
 Communicator::~Communicator() {
   if (parent_ != nullptr) std::erase(parent_->groups_, this);
@@ -108,7 +106,6 @@ void Communicator::set_hosts(std::vector<int> hosts) {
         fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
   }
   connection_->hosts = std::move(hosts);
-  if (connection_->over_hosts && connection_->cpu != nullptr) connection_->over_hosts(*connection_);
 }
 
 Backend* Communicator::backend() const { return connection_->cpu.get(); }
@@ -145,7 +142,7 @@ WorkPtr Communicator::start(const Call& call, const at::Tensor& output, const at
     if (size_ == 1 && adds_up(call.operation)) divide(output, call.divisor);
     return nullptr;
   }
-  count_bytes(call, bytes_to, &input);
+  count_bytes(call, bytes_to);
   return backend_of(call.operation, input).start(call, output, input);
 }
 
@@ -340,19 +337,15 @@ void Communicator::count(const Call& call, std::int64_t calls, std::int64_t byte
   if (parent_ != nullptr) parent_->count(call, calls, bytes, between_hosts);
 }
 
-// Counts `bytes_to(peer)` for each other rank; between hosts what is really sent for `tensor`.
+// Counts `bytes_to(peer)` for each other rank.
 template <typename BytesTo>
-void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
-                               const at::Tensor* tensor) {
+void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to) {
   std::int64_t bytes = 0, between_hosts = 0;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     const std::int64_t to_peer = bytes_to(peer);
     bytes += to_peer;
     if (host_of(peer) != host_of(rank_)) between_hosts += to_peer;
-  }
-  if (const auto& routes = connection_->routes; routes && tensor != nullptr) {
-    between_hosts = routes->sent_between_hosts(call, *tensor, rank_).value_or(between_hosts);
   }
   count(call, /*calls=*/0, bytes, between_hosts);
 }

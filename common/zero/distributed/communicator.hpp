@@ -45,13 +45,11 @@ class Communicator final {
   /// How bytes travel, as text for people: "one copy within the host", "TCP (rank 1: …)".
   std::string transport() const;
 
-  /// The host of a rank, as a number that is the same for all ranks of the host. connect() finds it
-  /// out; elsewhere all ranks are on one host.
+  /// The host of a rank, as a number that is the same for all ranks of the host: see connect().
   int host_of(int rank) const;
-  /// Sets the host of every rank, by rank: for traffic, for the way that tensors take
-  /// (ConnectOptions::between_hosts), and for groups that are split off later. Called by all ranks
-  /// with the same hosts and nothing in flight; blocks. Throws zero::Error if there is not one for
-  /// each rank.
+  /// Sets the host of every rank, by rank: for traffic, and for groups that are split off later.
+  /// Tensors go on as before. Called by all ranks with the same hosts. Throws zero::Error if there
+  /// is not one for each rank.
   void set_hosts(std::vector<int> hosts);
 
   /// Copies `tensor` (any shape) of rank `root` to all ranks, in place. Root sends it N-1 times.
@@ -152,7 +150,7 @@ class Communicator final {
                                        const at::Tensor& input, const BytesTo& bytes_to);
   void count(const Call& call, std::int64_t calls, std::int64_t bytes, std::int64_t between_hosts);
   template <typename BytesTo>
-  void count_bytes(const Call& call, const BytesTo& bytes_to, const at::Tensor* tensor = nullptr);
+  void count_bytes(const Call& call, const BytesTo& bytes_to);
   CallLog* call_log() const;
   std::string_view public_call() const;
   std::string_view unit() const;

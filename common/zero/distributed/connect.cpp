@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <map>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -15,7 +14,6 @@
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/gloo/gloo_backend.hpp>
-#include <zero/distributed/hierarchical/hierarchical_backend.hpp>
 #include <zero/distributed/host/host_backend.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 #include <zero/distributed/store/timed_store.hpp>
@@ -92,12 +90,6 @@ std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
   return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo));
 }
 
-GlooBackend* gloo_in(Backend* backend) {
-  if (auto* const over = dynamic_cast<HierarchicalBackend*>(backend)) backend = &over->direct();
-  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
-  return dynamic_cast<GlooBackend*>(backend);
-}
-
 struct Registered {
   at::DeviceType device;
   MakeBackend make;
@@ -127,6 +119,8 @@ Connection split(const Place& place, int rank, const std::vector<int>& ranks,
   Place group = place;
   group.rank = rank;
   group.size = static_cast<int>(ranks.size());
+  group.hosts.clear();
+  for (const int r : ranks) group.hosts.push_back(place.hosts[static_cast<std::size_t>(r)]);
   StorePtr store;
   if (group.size > 1) {
     store = c10::make_intrusive<c10d::PrefixStore>(
@@ -142,46 +136,6 @@ Connection split(const Place& place, int rank, const std::vector<int>& ranks,
   return join(std::move(group));
 }
 
-// Gives a connection a way between its hosts that sends less where there is one. Called by all
-// ranks; `number` tells this call from those before.
-void over_hosts(const Place& place, int number, Connection& connection) {
-  std::unique_ptr<Backend>& cpu = connection.cpu;
-  if (auto* const earlier = dynamic_cast<HierarchicalBackend*>(cpu.get())) {
-    cpu = earlier->take_direct();
-  }
-  connection.routes.reset();
-  GlooBackend* const gloo = gloo_in(cpu.get());
-  const std::string choice = HostRoutes::choice(place.options.between_hosts);
-  const auto routes = HostRoutes::of(connection.hosts, choice);
-  if (!routes || gloo == nullptr) return;
-  // Ranks that read each other's memory are on one machine, whatever they call hosts.
-  const bool on_one_machine = dynamic_cast<HostBackend*>(cpu.get()) != nullptr;
-  const bool goes_directly = choice == "direct" || (choice == "auto" && on_one_machine);
-  // Ranks that chose differently would take different ways: then all go directly.
-  const std::string mine = goes_directly ? "direct" : choice;
-  for (const std::string& theirs : place.store->exchange(mine)) {
-    if (goes_directly || theirs != mine) return;
-  }
-  std::vector<int> of_host;
-  for (int p = 0; p < routes->per_host(); ++p) {
-    of_host.push_back(routes->rank_at(routes->host_of(place.rank), p));
-  }
-  std::array<Connection, 2> inside;
-  for (std::size_t line = 0; line < inside.size(); ++line) {
-    // A label that no group of the program has: their keys stand in the same store.
-    inside[line] = split(place, routes->place_of(place.rank), of_host,
-                         fmt::format("/inside a host/{}/{}", number, line));
-    auto* const host = dynamic_cast<HostBackend*>(inside[line].cpu.get());
-    for (const std::string& said : place.store->exchange(host != nullptr ? "can" : "cannot")) {
-      if (said != "can") return;
-    }
-    host->host_transport().set_part_of(place.store->call_log());
-  }
-  cpu = std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
-                                              std::move(inside));
-  connection.routes = routes;
-}
-
 // Called by all ranks of the group that `place` describes.
 Connection join(Place place) {
   Connection joined{.rank = place.rank, .size = place.size};
@@ -193,11 +147,7 @@ Connection join(Place place) {
   }
   joined.order = place.options.order;
   joined.store = place.store;
-  if (device == at::kCPU) {
-    joined.over_hosts = [place, number = 0](Connection& connection) mutable {
-      over_hosts(place, number++, connection);
-    };
-  }
+  joined.hosts = place.hosts;
   joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,
                                             const std::string& label) {
     return split(place, rank, ranks, label);
@@ -205,17 +155,46 @@ Connection join(Place place) {
   return joined;
 }
 
+// The same text on all ranks of a host, and on no others. The name alone is often "localhost".
+std::string text_of_host(int rank) {
+  if (const int ranks = ranks_per_host(); ranks > 0) return std::to_string(rank / ranks);
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  std::string start;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
+  return fmt::format("{} {} {}", name, start, base::variable("GROUP_RANK").value_or(""));
+}
+
+// Numbers for these texts, by rank: that of the first rank with the same text.
+std::vector<int> hosts_of(const std::vector<std::string>& texts) {
+  std::vector<int> hosts;
+  for (const std::string& text : texts) {
+    hosts.push_back(static_cast<int>(std::find(texts.begin(), texts.end(), text) - texts.begin()));
+  }
+  return hosts;
+}
+
 // The ranks wait for each other for `patience` times the time limit.
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
                                               int local_rank, ConnectOptions options,
                                               int patience = 1) {
   options.timeout = time_limit(options.timeout);
-  backend(options.backend);  // throws before ranks wait for each other
+  // What can be refused is, before ranks wait for each other.
+  backend(options.backend);
+  link_rate();
+  ranks_per_host();
+  if (base::variable("ZERO_BETWEEN_HOSTS")) {
+    throw Error(
+        "ZERO_BETWEEN_HOSTS was removed: tensors go from each rank to each, over hosts too; unset "
+        "it");
+  }
   StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, patience * options.timeout);
   auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
-  return std::make_unique<Communicator>(
-      join({rank, size, local_rank, std::move(exchange), options}));
+  std::vector<int> hosts = hosts_of(exchange->exchange(text_of_host(rank)));
+  auto link = Link::open(*exchange, rank, hosts);
+  return std::make_unique<Communicator>(join(
+      {rank, size, local_rank, std::move(exchange), options, std::move(hosts), std::move(link)}));
 }
 
 StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
@@ -245,24 +224,6 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
   }
 }
 
-// The same text on all ranks of a host, and on no others. The name alone is often "localhost".
-std::string text_of_host() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  std::string start;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
-  return fmt::format("{} {} {}", name, start, base::variable("GROUP_RANK").value_or(""));
-}
-
-// Numbers for these texts, by rank: that of the first rank with the same text.
-std::vector<int> hosts_of(const std::vector<std::string>& texts) {
-  std::vector<int> hosts;
-  for (const std::string& text : texts) {
-    hosts.push_back(static_cast<int>(std::find(texts.begin(), texts.end(), text) - texts.begin()));
-  }
-  return hosts;
-}
-
 }  // namespace
 
 void add_backend(const std::string& name, at::DeviceType device, MakeBackend make) {
@@ -278,11 +239,9 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   // A launcher starts the ranks of a host again as soon as one of them has failed. Those of another
   // host may only then begin to notice it, and that can take them the time limit.
   const int patience = environment.restarts > 0 ? 2 : 1;
-  auto communicator = connect_through(
-      tcp_store(environment, time_limit(options.timeout)), environment.store_is_served ? -1 : 0,
-      environment.rank, environment.world_size, environment.local_rank, adjusted, patience);
-  communicator->set_hosts(hosts_of(communicator->exchange(text_of_host())));
-  return communicator;
+  return connect_through(tcp_store(environment, time_limit(options.timeout)),
+                         environment.store_is_served ? -1 : 0, environment.rank,
+                         environment.world_size, environment.local_rank, adjusted, patience);
 }
 
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
@@ -297,11 +256,13 @@ std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& fol
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
   auto exchange = std::make_shared<StoreExchange>(options.timeout);
   return std::make_unique<Communicator>(
-      join({0, 1, /*local_rank=*/0, std::move(exchange), options}));
+      join({0, 1, /*local_rank=*/0, std::move(exchange), options, /*hosts=*/{0}}));
 }
 
 GroupPtr gloo_group_of(Communicator& communicator) {
-  const GlooBackend* const gloo = gloo_in(communicator.backend());
+  Backend* backend = communicator.backend();
+  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
+  const auto* const gloo = dynamic_cast<GlooBackend*>(backend);
   return gloo == nullptr ? nullptr : gloo->links().group;
 }
 

@@ -20,19 +20,13 @@ struct ConnectOptions {
   ReductionOrder order = ReductionOrder::kRankOrdered;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors too, where the build has it).
   std::string backend = "gloo";
-  /// How CPU tensors travel. "auto": ranks of one host (Linux, of one user, with one numbering of
-  /// processes) read each other's memory, from which the large blocks of the process are then
-  /// allocated (memory::SharedArena); all others use TCP. "host" requires the first, else
-  /// zero::Error; "tcp" always uses TCP. The bits are the same in every case. The environment
-  /// variable ZERO_TRANSPORT overrides this.
+  /// How CPU tensors travel. "auto": the ranks of a group that are all on one host (Linux, of one
+  /// user, with one numbering of processes) read each other's memory, from which the large blocks
+  /// of the process are then allocated (memory::SharedArena); all others use TCP, from each rank to
+  /// each, also to those of its own host. "host" requires the first, else zero::Error; "tcp" always
+  /// uses TCP. The bits are the same in every case. The environment variable ZERO_TRANSPORT
+  /// overrides this.
   std::string transport = "auto";
-  /// How CPU tensors go to other hosts, if each has the same number of ranks, two or more, with
-  /// consecutive numbers, that can read each other's memory. "direct": from each rank to each.
-  /// "hierarchical": a gather or broadcast sends a piece to each other host once, a reduction
-  /// passes its sum from host to host. "auto" takes for each operation what lets fewer bytes leave
-  /// a host, and direct sends for small tensors. The bits are the same. "direct" on one rank counts
-  /// for all. The environment variable ZERO_BETWEEN_HOSTS overrides this.
-  std::string between_hosts = "auto";
   /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME overrides this.
   bool loopback = false;
   /// Prefix of every key in the store: groups that share a store need different ones.
@@ -41,9 +35,15 @@ struct ConnectOptions {
 
 /// Connects this rank to the others through the TCP store at master_address:master_port, which rank
 /// 0 serves unless the launcher does. Called by all ranks; blocks until all have connected. Throws
-/// zero::Error that names the missing ranks after the time limit, or the port if it is taken. Ranks
-/// are on one host (Communicator::host_of()) if their machines have one name and one start, and
-/// torchrun, if it started them, says the same node (GROUP_RANK).
+/// zero::Error that names the missing ranks after the time limit, or the port if it is taken.
+///
+/// Ranks are on one host (Communicator::host_of()) if their machines have one name and one start,
+/// and torchrun, if it started them, says the same node (GROUP_RANK). One machine stands for
+/// several hosts with the environment variables ZERO_RANKS_PER_HOST=S, by which rank r is on host r
+/// / S, and ZERO_LINK=100mbit (or 1gbit, 30MB/s), which limits what CPU tensors send between hosts:
+/// each host's way out and its way in have that many bits or bytes a second, for all its ranks
+/// together.
+///
 /// Ignores SIGPIPE from then on, unless the program handles it: a lost peer must be an error and
 /// not end the process.
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,

@@ -1,12 +1,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <regex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
@@ -123,6 +127,29 @@ RankEnvironment read(const Names& names) {
 std::chrono::milliseconds time_limit(std::chrono::milliseconds otherwise) {
   if (variable("ZERO_TIMEOUT") == nullptr) return otherwise;
   return std::chrono::seconds(number("ZERO_TIMEOUT", 1, 1'000'000));
+}
+
+int ranks_per_host() { return number_or("ZERO_RANKS_PER_HOST", 0, 1, kMaximumRanks); }
+
+double link_rate() {
+  const char* const text = variable("ZERO_LINK");
+  if (text == nullptr || *text == '\0') return 0;
+  constexpr std::pair<const char*, double> kUnits[] = {
+      {"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}, {"MB/s", 1e6}, {"GB/s", 1e9}};
+  char* unit = nullptr;
+  const double amount = std::isdigit(*text) != 0 ? std::strtod(text, &unit) : 0;
+  for (const auto& [name, bytes] : kUnits) {
+    if (amount > 0 && std::string_view(unit) == name) return amount * bytes;
+  }
+  throw Error(fmt::format(
+      "ZERO_LINK='{}' makes no sense: a rate such as 100mbit, 1gbit or 30MB/s is needed", text));
+}
+
+std::string where_pids_are_valid() {
+  std::string start;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
+  std::error_code ignored;
+  return start + "/" + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
 }
 
 bool is_loopback(const std::string& address) {

@@ -41,6 +41,17 @@ void validate_world_size(int asked);
 /// is no whole number of seconds from 1 to 1,000,000.
 std::chrono::milliseconds time_limit(std::chrono::milliseconds otherwise);
 
+/// The environment variable ZERO_RANKS_PER_HOST: how many ranks with consecutive numbers count as a
+/// host; 0 if it is not set. Throws zero::Error if it is no whole number of 1 or more.
+int ranks_per_host();
+
+/// The environment variable ZERO_LINK ("100mbit", "1gbit", "30MB/s") in bytes a second; 0 if it is
+/// not set. Throws zero::Error that says what is right if it is something else.
+double link_rate();
+
+/// The same text on processes that see the same process ids, and on no others.
+std::string where_pids_are_valid();
+
 /// True if only processes of this machine can reach the address: "localhost", "::1", "127.…".
 bool is_loopback(const std::string& address);
 

@@ -38,8 +38,8 @@ bool adds_up(Operation operation);
 struct Traffic {
   struct Entry {
     std::int64_t calls = 0;
-    std::int64_t bytes = 0;          ///< as sent directly to every rank, whatever way they took
-    std::int64_t between_hosts = 0;  ///< what this rank really sent to other hosts
+    std::int64_t bytes = 0;
+    std::int64_t between_hosts = 0;  ///< of these, to ranks of other hosts
   };
   std::array<std::array<Entry, kPurposes>, kOperations> entries{};
 

@@ -6,7 +6,6 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
-#include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -50,14 +49,9 @@ Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>
   return {.rank = rank,
           .size = size,
           .cpu = std::make_unique<FakeBackend>(rank, size, source),
-          .split =
-              [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
-                return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
-              },
-          .over_hosts =
-              [](Connection& connection) {
-                connection.routes = HostRoutes::of(connection.hosts, HostRoutes::choice("auto"));
-              }};
+          .split = [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
+            return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
+          }};
 }
 
 }  // namespace

@@ -36,9 +36,7 @@ using FakeSource = std::function<bool(at::Tensor received)>;
 /// spent in the source counts as exposed communication.
 ///
 /// `ranks_per_host`: how many ranks with consecutive numbers are on a host (host_of()); 0: all.
-/// What leaves a host is counted for the way that ConnectOptions::between_hosts "auto" takes, or
-/// the one that ZERO_BETWEEN_HOSTS names. Throws zero::Error unless 0 <= rank < size, or if the
-/// last host would have fewer ranks.
+/// Throws zero::Error unless 0 <= rank < size, or if the last host would have fewer ranks.
 Communicator connect_fake(int rank, int size, FakeSource source = {}, int ranks_per_host = 0);
 
 /// Sets the source of this rank in all groups that have been or will be split from this

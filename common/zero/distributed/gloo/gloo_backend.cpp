@@ -112,7 +112,7 @@ class PairwiseReduction final : public Work::Pending {
 GlooBackend::GlooBackend(const Place& place, GroupPtr group, std::string transport)
     : PairwiseBackend(place.rank, place.size),
       store_(place.store),
-      links_{std::move(group), place.options.timeout, &store_->call_log()},
+      links_{std::move(group), place.options.timeout, &store_->call_log(), place.link},
       transport_(std::move(transport)) {}
 
 Backend::WorkPtr GlooBackend::exchange_parts(const Call& call, at::Tensor /*source*/,

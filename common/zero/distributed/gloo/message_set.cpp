@@ -1,41 +1,50 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <thread>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/gloo/message_set.hpp>
+#include <zero/memory/charge.hpp>
 
 namespace zero::dist {
 
-void GlooLinks::close() const {
-  std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-  for (std::size_t device = 0; device < group->getOptions()->devices.size(); ++device) {
-    try {
-      std::unique_lock lock(starting);
-      const auto never = group->recvAnysource(nothing, kNoTag + static_cast<int>(device));
-      lock.unlock();
-      never->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {
-      // The wait was over its time limit: Gloo has closed the connections of this device.
-    }
+void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) {
+  const auto rank = [this](int r) { return links_.log->world_rank(r); };
+  const int me = rank(links_.group->getRank());
+  if (links_.link == nullptr || !links_.link->is_between(me, rank(peer))) {
+    return start(operation, tensor, peer, tag);
   }
+  // The sender knows when the tensor will be there, and says so in a message before it.
+  const memory::Charge charge(memory::Category::kCommunication);
+  const at::Tensor arrival = at::empty({1}, at::kLong);
+  if (operation == Operation::kSend) {
+    const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+    arrival.fill_(links_.link->send(me, rank(peer), bytes).time_since_epoch().count());
+  }
+  start(operation, arrival, peer, tag);
+  start(operation, tensor, peer, tag, arrival);
 }
 
-void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
+void MessageSet::start(Operation operation, const at::Tensor& tensor, int peer, int tag,
+                       const at::Tensor& arrival) {
+  std::vector<at::Tensor> tensors{tensor};
   try {
-    const std::lock_guard lock(links_.starting);
-    messages_.emplace_back(operation == Operation::kSend ? links_.group->send(tensors, peer, tag)
-                                                         : links_.group->recv(tensors, peer, tag),
-                           peer);
+    messages_.push_back({operation == Operation::kSend ? links_.group->send(tensors, peer, tag)
+                                                       : links_.group->recv(tensors, peer, tag),
+                         peer, arrival});
   } catch (const std::exception& error) {
     fail(peer, error.what(), "");
   }
 }
 
 void MessageSet::wait() {
-  for (const auto& [message, peer] : messages_) wait_for(message, peer);
+  for (const auto& [message, peer, arrival] : messages_) {
+    wait_for(message, peer);
+    if (!arrival.defined()) continue;
+    std::this_thread::sleep_until(Link::Time(Link::Time::duration(arrival.item<std::int64_t>())));
+  }
 }
 
 void MessageSet::wait_for(const Message& message, int peer) const {
@@ -57,7 +66,7 @@ void MessageSet::fail(int peer, const std::string& cause, std::string why) const
   if (cause.find("Timed out") != std::string::npos) {
     why = peer_is_late(links_.log->world_rank(peer), links_.timeout);
   } else if (cause.find("Application timeout") != std::string::npos) {
-    // Gloo closes all connections when one wait times out, which close() uses.
+    // Gloo closes all connections when one wait times out.
     why = "ended because another collective of this rank has failed";
   }
   throw Error(fmt::format("{}: {}", call_.text(), why));

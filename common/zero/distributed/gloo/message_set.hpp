@@ -3,12 +3,13 @@
 // Private to zero/distributed.
 
 #include <chrono>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <zero/distributed/gloo/gloo_group.hpp>
+#include <zero/distributed/gloo/link.hpp>
 #include <zero/distributed/store/call_log.hpp>
 #include <zero/distributed/work.hpp>
 
@@ -19,12 +20,7 @@ struct GlooLinks {
   GroupPtr group;  ///< null for one rank
   std::chrono::milliseconds timeout;
   CallLog* log;
-  /// Held while a message is started: a communicator may have two threads that do.
-  mutable std::mutex starting{};
-
-  /// Closes all connections. Then every wait for a message between this rank and another ends with
-  /// an error, on both of them.
-  void close() const;
+  std::shared_ptr<Link> link;  ///< null: as fast as the network
 };
 
 // Gloo pairs messages by a tag of 31 bits, and those of one tag in the order of sending. Of the
@@ -32,7 +28,6 @@ struct GlooLinks {
 // and 19 bits of the hash.
 inline constexpr int kResultTag = 1 << 29;   ///< sums on their way back
 inline constexpr int kMessageTag = 1 << 30;  ///< send() and recv()
-inline constexpr int kNoTag = kResultTag | kMessageTag;
 inline int tag_of(const Call& call) {
   return static_cast<int>(call.fingerprint & static_cast<std::uint64_t>(kResultTag - 1));
 }
@@ -59,13 +54,20 @@ class MessageSet final : public Work::Pending {
   void wait() override;
 
  private:
+  struct Started {
+    Message message;
+    int peer;
+    at::Tensor arrival;  // over a Link: when the tensor is there
+  };
+  void start(Operation operation, const at::Tensor& tensor, int peer, int tag,
+             const at::Tensor& arrival = {});
   void wait_for(const Message& message, int peer) const;
   /// `why` is a disagreement that was found, or empty.
   [[noreturn]] void fail(int peer, const std::string& cause, std::string why) const;
 
   const GlooLinks& links_;
   Call call_;
-  std::vector<std::pair<Message, int>> messages_;  // and their peers
+  std::vector<Started> messages_;
 };
 
 }  // namespace zero::dist

@@ -85,18 +85,6 @@ class CollectiveWork final : public HostWork {
 
 }  // namespace
 
-at::Tensor HostReads::of(int peer, std::int64_t begin, const at::Tensor& shape) {
-  transport_.wait([&] { return reached(peer, Stage::kPosted) ? -1 : peer; },
-                  [this] { return what(); });
-  return transport_.data_of(peer, ticket(), begin * static_cast<std::int64_t>(shape.element_size()),
-                            shape);
-}
-
-void HostReads::finish() {
-  transport_.announce(ticket(), Stage::kFinished);
-  wait();
-}
-
 Backend::WorkPtr HostBackend::exchange_parts(const Call& call, at::Tensor source,
                                              std::vector<Part> outgoing,
                                              std::vector<Part> incoming) {

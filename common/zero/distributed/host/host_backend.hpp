@@ -2,7 +2,6 @@
 
 // Private to common/zero/distributed.
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,25 +11,6 @@
 #include <zero/distributed/pairwise_backend.hpp>
 
 namespace zero::dist {
-
-/// A tensor that the other ranks of the host read, each when it wants to, and theirs that this rank
-/// reads. All ranks make one for the same call, with tensors of the same shape.
-class HostReads final : public HostWork {
- public:
-  HostReads(HostTransport& transport, const Call& call, const at::Tensor& tensor)
-      : HostWork(transport, call, tensor, transport.others()) {}
-
-  /// The elements from `begin` on of the tensor of `peer`, as many as `shape` has. Blocks until it
-  /// has made its own. End with done().
-  at::Tensor of(int peer, std::int64_t begin, const at::Tensor& shape);
-  /// Throws zero::Error if the peer was lost while `read`, of(), was in use.
-  void done(int peer, const at::Tensor& read) { transport_.done_reading(peer, read, *this); }
-  /// Blocks until all have read what they want.
-  void finish();
-
-  bool progress() override { return false; }
-  int needs() const override { return -1; }
-};
 
 /// CPU tensors between ranks of one machine, which read each other's tensors in place: collectives
 /// copy once, where TCP copies twice, and sums none at all. The bits and the traffic counters are
@@ -49,7 +29,6 @@ class HostBackend final : public PairwiseBackend {
   void progress() override { transport_->progress(); }
 
   Backend& other() { return *other_; }
-  HostTransport& host_transport() { return *transport_; }
 
   WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
                          std::vector<Part> incoming) override;

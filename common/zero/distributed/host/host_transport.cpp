@@ -11,13 +11,12 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <sstream>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/environment.hpp>
 #include <zero/distributed/host/host_transport.hpp>
 #include <zero/distributed/rank_order.hpp>
 
@@ -33,14 +32,6 @@ constexpr int kLooks = 64;
 constexpr long kSleepNanoseconds = 20'000'000;  // then checks whether the peer is alive
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
-
-// Ranks with the same text here see the same process ids.
-std::string where_pids_are_valid() {
-  std::string start;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
-  std::error_code ignored;
-  return start + "/" + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-}
 
 }  // namespace
 
@@ -67,17 +58,13 @@ HostTransport::HostTransport(const Place& place)
       size_(place.size),
       timeout_(place.options.timeout),
       log_(&place.store->call_log()),
-      peers_(static_cast<std::size_t>(size_)) {
+      peers_(static_cast<std::size_t>(size_)),
+      host_(fmt::format("{}/{}", where_pids_are_valid(),
+                        place.hosts.empty() ? 0 : place.hosts[static_cast<std::size_t>(rank_)])) {
   for (int r = 0; r < size_; ++r) {
     names_.push_back(log_->world_rank(r));
     if (r != rank_) others_.push_back(r);
   }
-}
-
-void HostTransport::stop() {
-  stopped_ = true;
-  shared_->ranks()[rank_].left.store(1);
-  notify();
 }
 
 HostTransport::~HostTransport() {
@@ -113,7 +100,7 @@ std::string HostTransport::export_handles(bool wanted) {
   } catch (const Error&) {
     // All ranks find out when they map it.
   }
-  return fmt::format("{} {} {} {}", where_pids_are_valid(), ::getpid(), page_ ? page_->file() : -1,
+  return fmt::format("{} {} {} {}", host_, ::getpid(), page_ ? page_->file() : -1,
                      arena_ ? arena_->file() : -1);
 }
 
@@ -126,8 +113,7 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
     if (!(words >> place >> pid >> page >> arena)) {
       return fmt::format("rank {} does not want it", name_of(r));
     }
-    if (place != where_pids_are_valid())
-      return fmt::format("rank {} is on another host", name_of(r));
+    if (place != host_) return fmt::format("rank {} is on another host", name_of(r));
     try {
       if (!page_) {
         page_ = std::make_unique<memory::SharedArena>(pid, page, Shared::bytes(size_),
@@ -216,7 +202,6 @@ void HostTransport::wait(const std::function<int()>& waits_for,
   for (int look = 0; waits_for() >= 0; ++look) {
     // Otherwise each wait would last a whole time limit.
     if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", what(), lost_));
-    if (stopped_) fail(what(), rank_, "given up");
     const std::uint32_t bell = shared_->ranks()[rank_].bell.load();
     const int peer = waits_for();
     const bool peer_gone = peer_lost(peer);  // checked first: what it left behind still counts

@@ -4,7 +4,6 @@
 
 #include <torch/types.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -38,8 +37,8 @@ class HostTransport {
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
 
   /// Called by all ranks; blocks for two exchanges through the store. Returns null on every rank if
-  /// any does not want it or cannot reach another (on another host, in another pid namespace, or
-  /// the system refuses to share memory). `reason` then names the rank and the cause.
+  /// any does not want it or cannot reach another (on another of Place::hosts, in another pid
+  /// namespace, or the system refuses to share memory). `reason` then names the rank and the cause.
   /// The store of `place` must outlive the transport.
   static std::unique_ptr<HostTransport> open(const Place& place, bool wanted, std::string& reason);
   ~HostTransport();
@@ -48,10 +47,6 @@ class HostTransport {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// The ranks are a part of others, whose calls are in `log`.
-  void set_part_of(CallLog& log) { log_ = &log; }
-  /// Ends the wait of another thread, all later ones, and those of peers for this rank.
-  void stop();
   /// The ranks but this one.
   const std::vector<int>& others() const { return others_; }
   /// `tensor`, if it lies in the arena, or a copy of it there. Throws zero::Error that names the
@@ -105,8 +100,8 @@ class HostTransport {
   std::vector<HostWork*> active_;
   memory::SharedArena* arena_ = nullptr;  // of this process
   std::string lost_;                      // why the group is dead; empty while it lives
-  std::atomic<bool> stopped_ = false;
-  std::vector<int> names_;  // by rank: its number in the world
+  std::string host_;                      // the same on ranks of this host
+  std::vector<int> names_;                // by rank: its number in the world
   std::vector<int> others_;
 };
 
