@@ -135,6 +135,34 @@ TEST(Connect, InterfaceThatIsNotThereIsNamed) {
   expect_errors({exits[0]}, named);
 }
 
+// Each would be a run of its own, over the same files, if nobody read these.
+TEST(Connect, ProcessesOfMpichAreOneRun) {
+  const int port = free_port();
+  const Exits exits = connecting(2, [&](int rank) {
+    ::setenv("PMI_RANK", std::to_string(rank).c_str(), 1);
+    ::setenv("PMI_SIZE", "2", 1);
+    ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+    const auto communicator = dist::connect(*dist::rank_environment(), within(20));
+    if (communicator->size() != 2 || communicator->rank() != rank) throw Error("alone");
+    communicator->barrier();
+  });
+  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
+}
+
+// A batch script of Slurm is task 0 of all, and nobody starts the others without srun.
+TEST(Connect, WhoIsWaitedForIsSaidSoonWithTheVariablesThatSaySo) {
+  const int port = free_port();
+  const Exits exits = connecting(1, [&](int) {
+    ::setenv("SLURM_PROCID", "0", 1);
+    ::setenv("SLURM_NTASKS", "3", 1);
+    ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+    dist::connect(*dist::rank_environment(), within(4));
+  });
+  expect_errors(exits, ContainsRegex("^rank 0 waits for ranks 1, 2 of 3, as SLURM_PROCID and "
+                                     "SLURM_NTASKS say: srun must start the program\n(.*\n)*"
+                                     "rank 0: ranks 1, 2 of 3 did not come within 4 s"));
+}
+
 TEST(Connect, RanksThatDifferInTheirLinkAreTold) {
   const int port = free_port();
   const Exits exits = connecting(3, [&](int rank) {

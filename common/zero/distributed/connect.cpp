@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
 #include <zero/base/variable.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
@@ -32,14 +34,42 @@ void tell_that_it_gave_up(const StorePtr& store, int rank) {
   }
 }
 
+std::vector<int> missing_of(const StorePtr& store, const std::vector<std::string>& keys) {
+  std::vector<int> missing;
+  for (std::size_t r = 0; r < keys.size(); ++r) {
+    if (!store->check({keys[r]})) missing.push_back(static_cast<int>(r));
+  }
+  return missing;
+}
+
+std::string text_of_ranks(const std::vector<int>& ranks, std::size_t size) {
+  return fmt::format("rank{} {} of {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), size);
+}
+
+// Returns when all have come, or says whom rank 0 waits for: nobody may have started them.
+// `said_by`: see RankEnvironment.
+void say_who_is_missing(const StorePtr& store, const std::vector<std::string>& keys,
+                        const std::string& said_by) {
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (!store->check(keys)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (std::chrono::steady_clock::now() < soon) continue;
+    log_error(fmt::format("rank 0 waits for {}, as {} say{}",
+                          text_of_ranks(missing_of(store, keys), keys.size()), said_by,
+                          said_by.starts_with("SLURM") ? ": srun must start the program" : ""));
+    return;
+  }
+}
+
 // Names the missing ranks before the backend tries to connect; its own message would not.
 void wait_for_everybody(const StorePtr& store, int rank, int size,
-                        std::chrono::milliseconds timeout) {
+                        std::chrono::milliseconds timeout, const std::string& said_by) {
   const auto key = [](int r) { return fmt::format("here/{}", r); };
   store->set(key(rank), std::vector<std::uint8_t>{1});
   std::vector<std::string> keys;
   for (int r = 0; r < size; ++r) keys.push_back(key(r));
   try {
+    if (rank == 0 && !said_by.empty()) say_who_is_missing(store, keys, said_by);
     store->wait(keys, timeout);
     if (store->check({kGaveUp})) {
       throw Error(fmt::format("rank {} has waited for all ranks for {} s and given up",
@@ -49,19 +79,15 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
     throw Error(fmt::format("not all ranks came: {}", error.what()));
   } catch (const std::exception& error) {
     std::vector<int> missing;
-    for (int r = 0; r < size; ++r) {
-      try {
-        if (!store->check({key(r)})) missing.push_back(r);
-      } catch (const std::exception&) {
-        throw Error(fmt::format("the store of rank 0 is gone: {}", first_line(error.what())));
-      }
+    try {
+      missing = missing_of(store, keys);
+    } catch (const std::exception&) {
+      throw Error(fmt::format("the store of rank 0 is gone: {}", first_line(error.what())));
     }
     tell_that_it_gave_up(store, rank);
-    throw Error(
-        fmt::format("rank{} {} of {} did not come within {} s: start {} ranks in all with the "
-                    "same address and port",
-                    missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), size,
-                    timeout.count() / 1000.0, size));
+    throw Error(fmt::format(
+        "{} did not come within {} s: start {} ranks in all with the same address and port",
+        text_of_ranks(missing, keys.size()), timeout.count() / 1000.0, size));
   }
 }
 
@@ -177,7 +203,7 @@ std::vector<int> hosts_of(const std::vector<std::string>& texts) {
 // The ranks wait for each other for `patience` times the time limit.
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
                                               int local_rank, ConnectOptions options,
-                                              int patience = 1) {
+                                              int patience = 1, const std::string& said_by = "") {
   options.timeout = time_limit(options.timeout);
   // What can be refused is, before ranks wait for each other.
   backend(options.backend);
@@ -189,7 +215,7 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, 
         "it");
   }
   StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
-  wait_for_everybody(store, rank, size, patience * options.timeout);
+  wait_for_everybody(store, rank, size, patience * options.timeout, said_by);
   auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
   std::vector<int> hosts = hosts_of(exchange->exchange(text_of_host(rank)));
   auto link = Link::open(*exchange, rank, hosts);
@@ -241,7 +267,8 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   const int patience = environment.restarts > 0 ? 2 : 1;
   return connect_through(tcp_store(environment, time_limit(options.timeout)),
                          environment.store_is_served ? -1 : 0, environment.rank,
-                         environment.world_size, environment.local_rank, adjusted, patience);
+                         environment.world_size, environment.local_rank, adjusted, patience,
+                         environment.said_by);
 }
 
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,

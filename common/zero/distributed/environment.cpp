@@ -1,16 +1,14 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
@@ -31,7 +29,8 @@ constexpr Names kLaunchers[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // Slurm has no variable that is a plain number of tasks on this node: see tasks_on_this_node().
+    {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    // Last: mpiexec starts its own processes by it. It has no plain number of a node's tasks.
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},
 };
 
@@ -55,46 +54,6 @@ int number_or(const char* name, int otherwise, int low, int high) {
 
 constexpr int kMaximumRanks = 1 << 20;
 
-// Tasks on this node in Slurm's list, such as "4,2(x3)": 4 on the first node, 2 on each of the next
-// three. The largest in it if Slurm does not say which node this is.
-int tasks_on_this_node(const char* name) {
-  const std::int64_t node = number_or("SLURM_NODEID", -1, 0, kMaximumRanks);
-  const std::string text = variable(name);
-  const std::string number = "0*([1-9][0-9]{0,6})";
-  const std::string nodes = fmt::format(R"({0}(?:\(x{0}\))?)", number);
-  if (!std::regex_match(text, std::regex(fmt::format("{0}(?:,{0})*", nodes)))) {
-    throw Error(fmt::format(
-        "{}='{}' makes no sense: the tasks of each node are needed, as in '4,2(x3)'", name, text));
-  }
-  int largest = 0;
-  std::int64_t nodes_before = 0;
-  const std::regex one(nodes);
-  for (std::sregex_iterator next(text.begin(), text.end(), one), end; next != end; ++next) {
-    const int tasks = std::stoi((*next)[1]);
-    const int count = (*next)[2].matched ? std::stoi((*next)[2]) : 1;
-    if (node >= nodes_before && node < nodes_before + count) return tasks;
-    nodes_before += count;
-    largest = std::max(largest, tasks);
-  }
-  return largest;
-}
-
-// For launchers that do not say which ranks are on this machine.
-void guess_local_ranks(const Names& names, RankEnvironment& env) {
-  if (std::string_view(names.launcher) == "Slurm") {
-    // The second covers the whole job; this program may be a step of it with fewer tasks.
-    for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
-      if (variable(name) == nullptr) continue;
-      env.local_world_size = std::min(tasks_on_this_node(name), env.world_size);
-      return;
-    }
-  }
-  if (std::string_view(names.rank) != "RANK" || !is_loopback(env.master_address)) return;
-  // Ranks that meet at a loopback address are all on this machine.
-  env.local_world_size = env.world_size;
-  if (variable(names.local_rank) == nullptr) env.local_rank = env.rank;
-}
-
 RankEnvironment read(const Names& names) {
   for (const char* needed : {names.rank, names.world_size}) {
     if (variable(needed) == nullptr) {
@@ -106,14 +65,17 @@ RankEnvironment read(const Names& names) {
   }
   RankEnvironment env;
   env.launcher = names.launcher;
+  env.said_by = fmt::format("{} and {}", names.rank, names.world_size);
   env.world_size = number(names.world_size, 1, kMaximumRanks);
   env.rank = number(names.rank, 0, env.world_size - 1);
   env.local_rank = number_or(names.local_rank, 0, 0, env.world_size - 1);
   if (const char* address = variable("MASTER_ADDR")) env.master_address = address;
   if (variable(names.local_world_size) != nullptr) {
     env.local_world_size = number(names.local_world_size, 1, env.world_size);
-  } else {
-    guess_local_ranks(names, env);
+  } else if (is_loopback(env.master_address)) {
+    // Ranks that meet there are all on this machine.
+    env.local_world_size = env.world_size;
+    if (variable(names.local_rank) == nullptr) env.local_rank = env.rank;
   }
   env.master_port = number_or("MASTER_PORT", env.master_port, 1, 65535);
   env.restarts = number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, kMaximumRanks);
@@ -157,12 +119,22 @@ bool is_loopback(const std::string& address) {
 }
 
 std::optional<RankEnvironment> rank_environment() {
+  std::vector<const Names*> found;
   for (const Names& names : kLaunchers) {
     if (variable(names.rank) != nullptr || variable(names.world_size) != nullptr) {
-      return read(names);
+      found.push_back(&names);
     }
   }
-  return std::nullopt;
+  if (found.empty()) return std::nullopt;
+  RankEnvironment env = read(*found.front());
+  static bool said = false;
+  if (found.size() > 1 && env.rank == 0 && !std::exchange(said, true)) {
+    fmt::print(stderr,
+               "this process has variables of {} and of {}: {} of {} count, rank {} of {}\n",
+               found[0]->launcher, found[1]->launcher, env.said_by, env.launcher, env.rank,
+               env.world_size);
+  }
+  return env;
 }
 
 void validate_world_size(int asked) {

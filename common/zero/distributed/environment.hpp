@@ -19,17 +19,17 @@ struct RankEnvironment {
   /// How often the launcher has restarted all ranks. Its store still holds the keys of earlier
   /// starts.
   int restarts = 0;
-  std::string launcher;  ///< "torchrun", "Open MPI", "Slurm" or "RANK/WORLD_SIZE"
+  std::string launcher;  ///< "torchrun", "Open MPI", "MPICH or Intel MPI" or "Slurm"
+  std::string said_by;   ///< the variables with rank and world_size: "RANK and WORLD_SIZE"
 };
 
-/// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …) or
-/// Slurm (SLURM_PROCID, …), in this order. Returns nothing if none of them is set; throws
+/// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …), MPICH
+/// and Intel MPI (PMI_RANK, …) or Slurm (SLURM_PROCID, …), in this order; if there are those of
+/// several, a line on rank 0 says which count. Returns nothing if none of them is set; throws
 /// zero::Error that names the variable if some are missing or invalid.
 ///
-/// The number of ranks on this machine: Slurm lists it for every node (SLURM_STEP_TASKS_PER_NODE,
-/// else SLURM_TASKS_PER_NODE); without SLURM_NODEID the largest of the list is taken. With RANK and
-/// WORLD_SIZE but no LOCAL_WORLD_SIZE, it is the world size if MASTER_ADDR is a loopback address or
-/// not set, else 1.
+/// Slurm, and who sets RANK and WORLD_SIZE by hand, names no number of ranks on this machine: it is
+/// the world size if MASTER_ADDR is a loopback address or not set, else 1.
 std::optional<RankEnvironment> rank_environment();
 
 /// For programs with a number of ranks on the command line. Throws zero::Error if a launcher

@@ -245,8 +245,14 @@ TEST(Environment, OfEveryLauncherIsUnderstood) {
                                  {"OMPI_COMM_WORLD_SIZE", "4"},
                                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
             "Open MPI 0/4, here 0/2 :29500");
+  EXPECT_EQ(environment_as_seen({{"PMI_RANK", "1"},
+                                 {"PMI_SIZE", "4"},
+                                 {"MPI_LOCALRANKID", "1"},
+                                 {"MPI_LOCALNRANKS", "2"},
+                                 {"MASTER_ADDR", "192.0.2.1"}}),
+            "MPICH or Intel MPI 1/4, here 1/2 :29500");
   EXPECT_EQ(environment_as_seen({{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "5"}}),
-            "Slurm 4/5, here 0/1 :29500");
+            "Slurm 4/5, here 4/5 :29500");
 }
 
 // Who starts ranks by hand says no more than RANK and WORLD_SIZE.
@@ -264,28 +270,32 @@ TEST(Environment, RanksThatMeetAtLoopbackAreAllOnThisMachine) {
   EXPECT_EQ(seen(nullptr, {{"LOCAL_WORLD_SIZE", "2"}}), "torchrun 1/3, here 0/2 :29500");
 }
 
-TEST(Environment, SlurmSaysHowManyTasksANodeHas) {
-  const auto seen = [](const char* tasks, const char* node, Variables more = {}) {
-    more.insert(more.end(), {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "12"}});
-    more.emplace_back("SLURM_TASKS_PER_NODE", tasks);
-    if (node != nullptr) more.emplace_back("SLURM_NODEID", node);
-    const std::string all = environment_as_seen(more);
-    return all.substr(all.find("here"));
+// torchrun may run in a batch script of Slurm, and mpiexec starts its processes by srun.
+TEST(Environment, OfSeveralLaunchersThatOfTorchrunCountsAndALineSaysSo) {
+  const Variables all = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"PMI_RANK", "0"},
+                         {"PMI_SIZE", "6"},     {"RANK", "0"},         {"WORLD_SIZE", "4"}};
+  const auto said = [](const Variables& variables) {
+    LaunchOptions one{.world_size = 1};
+    one.capture_output = true;
+    return fork_processes(one,
+                          [&](int) {
+                            ::clearenv();
+                            for (const auto& [name, value] : variables) {
+                              ::setenv(name, value, 1);
+                            }
+                            rank_environment();
+                            return fmt::format("{}", rank_environment()->world_size);
+                          })
+        .front();
   };
-  EXPECT_EQ(seen("2(x3)", "2"), "here 0/2 :29500");
-  EXPECT_EQ(seen("4,2", "0"), "here 0/4 :29500");
-  EXPECT_EQ(seen("4,2", "1"), "here 0/2 :29500");
-  const char* several = "1,4(x2),3";
-  EXPECT_EQ(seen(several, "0"), "here 0/1 :29500");
-  EXPECT_EQ(seen(several, "2"), "here 0/4 :29500");
-  EXPECT_EQ(seen(several, "3"), "here 0/3 :29500");
-  // Which node this is cannot be told.
-  EXPECT_EQ(seen(several, "4"), "here 0/4 :29500");
-  EXPECT_EQ(seen(several, nullptr), "here 0/4 :29500");
-  // The job has more tasks than this step of it, and the step says so itself where it can.
-  EXPECT_EQ(seen("64", "0"), "here 0/12 :29500");
-  EXPECT_EQ(seen("64", "0", {{"SLURM_STEP_TASKS_PER_NODE", "6(x2)"}, {"SLURM_LOCALID", "5"}}),
-            "here 5/6 :29500");
+  const RankExit of_three = said(all);
+  EXPECT_EQ(of_three.result, "4");
+  EXPECT_EQ(of_three.output,
+            "this process has variables of torchrun and of MPICH or Intel MPI: RANK and WORLD_SIZE "
+            "of torchrun count, rank 0 of 4\n");
+  EXPECT_THAT(said({all.begin(), all.begin() + 4}).output,
+              HasSubstr("PMI_RANK and PMI_SIZE of MPICH or Intel MPI count, rank 0 of 6"));
+  EXPECT_EQ(said({all.begin(), all.begin() + 2}).output, "");
 }
 
 TEST(Environment, NonsenseIsNamed) {
@@ -300,24 +310,6 @@ TEST(Environment, NonsenseIsNamed) {
             "LOCAL_WORLD_SIZE='3'"}}) {
     EXPECT_THAT(environment_as_seen(variables), HasSubstr(message));
   }
-}
-
-TEST(Environment, NonsenseOfSlurmIsNamed) {
-  const Variables task = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}};
-  const auto seen = [&](const char* name, const char* value) {
-    Variables all = task;
-    all.emplace_back(name, value);
-    if (std::string(name) == "SLURM_NODEID") all.emplace_back("SLURM_TASKS_PER_NODE", "2(x2)");
-    return environment_as_seen(all);
-  };
-  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
-    for (const char* value : {"", "two", "0", "-2", "2,", ",2", "2(x", "2(x0)", "2(x2", "2(3)",
-                              "2x3", "2 ", "99999999999", "2(x99999999999)"}) {
-      EXPECT_THAT(seen(name, value), HasSubstr(fmt::format("{}='{}' makes no sense", name, value)));
-    }
-  }
-  EXPECT_THAT(seen("SLURM_NODEID", "first"), HasSubstr("SLURM_NODEID='first' makes no sense"));
-  EXPECT_THAT(seen("SLURM_NODEID", "-1"), HasSubstr("SLURM_NODEID='-1' makes no sense"));
 }
 
 }  // namespace
