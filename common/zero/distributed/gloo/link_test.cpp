@@ -103,6 +103,7 @@ TEST(Link, IsAWayOutAndAWayInOfEachHostForAllItsRanks) {
 
 TEST(Link, IsNotForRanksOfOneHost) {
   const Network network("1mbit", 2);
+  const SetVariable fastest("ZERO_TRANSPORT", "auto");
   on_ranks(4, [](Communicator& c) {
     // 16 s over the link.
     EXPECT_LT(seconds_of(c, {{0, 1}, {2, 3}}), 4);
