@@ -69,6 +69,25 @@ std::string tiny_weights(const TestFolder& folder, const std::string& without = 
   return (folder / "weights").string();
 }
 
+TEST(Links, BetweenHostsChangeNoWeights) {
+  const TestFolder folder;
+  const std::string run = kQuick + "--nproc 4 --modes ddp,engine3,hpz ";
+  const auto sent = [](const json& report, const std::string& mode) {
+    return row_of(report, mode).at("ranks").at(3).at("sent_between_hosts_bytes").get<double>();
+  };
+  const json plain = figures_of(folder, run);
+  const auto [said, linked] = succeed(folder, run + "--ranks-per-host 2 --link 0.5gbit");
+  EXPECT_THAT(said, HasSubstr("on 4 ranks, 2 a host, 0.5gbit between hosts, 2 steps"));
+  EXPECT_EQ(linked.at("link"), "0.5gbit");
+  for (const char* const mode : {"ddp", "engine3", "hpz"}) {
+    EXPECT_EQ(digest_of(linked, mode), digest_of(plain, mode)) << mode;
+    EXPECT_EQ(sent(plain, mode), 0) << mode;
+  }
+  // Groups of a host, which hpZ finds for itself, keep its second gather inside.
+  EXPECT_GT(sent(linked, "hpz"), 0);
+  EXPECT_LT(sent(linked, "hpz"), sent(linked, "engine3"));
+}
+
 TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   const TestFolder folder;
   const auto [said, report] = succeed(folder, kQuick + "--task reviews");
