@@ -228,9 +228,9 @@ void Engine::backward(const at::Tensor& loss) {
   backward_threw_ = false;
 }
 
-// `mine`: the loss terms of this rank's micro-batch; below 0 if it does not know them.
-Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
-  const dist::Mesh& mesh = strategy_->mesh();
+// What ranks tell each other before a backward. `mine`: the loss terms of this rank's micro-batch;
+// below 0 if it does not know them. Returns those of all ranks.
+std::vector<double> Engine::exchange(double mine, dist::Statement found) {
   const std::string of_batch =
       mine < 0 ? "a loss of its own" : fmt::format("one of {} loss terms", mine);
   found.topics.push_back(
@@ -239,18 +239,26 @@ Engine::Terms Engine::with_micro_batch(double& mine, dist::Statement found) {
       {fmt::format("the order of units in forward ({})", train::Strategy::kSameOrder),
        strategy_->order_of_units()});
   found.numbers = {mine};
-  std::vector<std::vector<double>> all;
+  std::vector<double> terms;
   try {
-    all = dist::exchange(mesh, found);
+    for (const auto& of_rank : dist::exchange(strategy_->mesh(), found)) {
+      terms.push_back(of_rank.front());
+    }
   } catch (const Error&) {
     strategy_->ranks_compared(/*same=*/false);
     throw;
   }
   strategy_->ranks_compared(/*same=*/true);
+  return terms;
+}
+
+Engine::Terms Engine::with_micro_batch(double& mine, const dist::Statement& found) {
+  const dist::Mesh& mesh = strategy_->mesh();
+  const std::vector<double> all = exchange(mine, found);
   std::vector<int> without_forward;
   double sum = 0;
   for (int rank = 0; rank < mesh.world().size(); ++rank) {
-    const double theirs = all[static_cast<std::size_t>(rank)].front();
+    const double theirs = all[static_cast<std::size_t>(rank)];
     if (theirs < 0) without_forward.push_back(mesh.world().world_rank(rank));
     if (mesh.shares(rank, {"pipeline", "tensor"})) sum += std::max(theirs, 0.0);
   }

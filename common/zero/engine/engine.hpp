@@ -195,7 +195,8 @@ class Engine {
     bool stated = true;  // by the batches; otherwise each counts as one
   };
   void begin_forward();
-  Terms with_micro_batch(double& mine, dist::Statement found);
+  std::vector<double> exchange(double mine, dist::Statement found);
+  Terms with_micro_batch(double& mine, const dist::Statement& found);
   void verify_in_no_step(const char* call) const;
   void verify_backward_ended() const;
   void verify_outside_of_passes(const char* call) const;
