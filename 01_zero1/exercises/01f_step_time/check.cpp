@@ -34,8 +34,9 @@ class Noted final : public Strategy {
  public:
   using Strategy::Strategy;
 
-  at::Tensor forward(const zero::data::Batch& batch) override {
-    return noted("forward", [&] { return Strategy::forward(batch); });
+  using Strategy::forward;
+  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override {
+    return noted("forward", [&] { return Strategy::forward(pass, loss_terms); });
   }
   // One collective is hidden: it is in flight while backward runs.
   void backward(const at::Tensor& loss) override {
