@@ -137,7 +137,8 @@ at::Tensor Overlap::forward(const std::function<at::Tensor()>& pass, std::int64_
 }
 
 void Overlap::begin_backward() {
-  settle_forward();
+  if (!is_compared_ && forward_.is_new()) verify_order(forward_, "forward");
+  ranks_compared(/*same=*/true);
   backward_.begin();
   backward_clock_.begin();
 }
@@ -222,26 +223,27 @@ void Overlap::finish_backward() {
   pool_.clear();
 }
 
-// If it ran in a new order, ranks compare it before anything follows: with what they tell each
-// other before a backward (ranks_compared()), else by themselves. Other ranks may not have a new
-// order; they would not hear of it here.
+// Ranks compare the order before a backward, with what they tell each other then
+// (ranks_compared()), or else by themselves if it is new. Of a forward without a backward they
+// compare it before the next forward, all of them: here a rank with a usual order would not hear of
+// another one.
 void Overlap::end_of_forward() {
   if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
   forward_order_ = order_of(forward_);
-  is_order_open_ = forward_.is_new();
+  is_compared_ = false;
   note_lost(forward_, "forward");
 }
 
 void Overlap::settle_forward() {
-  if (!is_order_open_) return;
-  verify_order(forward_, "forward");
+  if (is_compared_) return;
+  compare_order(forward_order_, "forward");
   ranks_compared(/*same=*/true);
 }
 
 void Overlap::ranks_compared(bool same) {
   base::KeptError after_another;
   if (!same) return after_another.keep([this] { forget_passes(); });
-  if (std::exchange(is_order_open_, false)) forward_.keep();
+  if (!std::exchange(is_compared_, true) && forward_.is_new()) forward_.keep();
 }
 
 void Overlap::note_lost(const Prefetch& pass, const char* name) {
@@ -266,16 +268,20 @@ std::string Overlap::order_of(const Prefetch& pass) const {
 // An evaluation keeps no order, so ranks compare each one. Nothing is gathered of a unit that stays
 // whole: ranks may run such units as they like.
 void Overlap::end_of_evaluation() {
-  if (options_.stage < 3 || communicator_.size() == 1) return;
+  if (options_.stage < 3) return;
   std::string gathered;
   for (const std::size_t u : forward_.seen()) {
     if (flat_.shards(u)) gathered += fmt::format("{} ", u);
   }
+  compare_order(gathered, "a forward without a graph");
+}
+
+// `mine`: of the last forward; texts follow only if their digests differ.
+void Overlap::compare_order(const std::string& mine, const char* name) {
+  if (communicator_.size() == 1) return;
   const std::vector<double> all =
-      dist::all_gather_scalars(communicator_, {base::fnv1a_as_double(gathered)});
-  if (std::ranges::count(all, all.front()) < communicator_.size()) {
-    verify_order(forward_, "a forward without a graph");
-  }
+      dist::all_gather_scalars(communicator_, {base::fnv1a_as_double(mine)});
+  if (std::ranges::count(all, all.front()) < communicator_.size()) verify_order(forward_, name);
 }
 
 void Overlap::verify_order(const Prefetch& pass, const char* name) {
@@ -294,7 +300,7 @@ void Overlap::verify_order(const Prefetch& pass, const char* name) {
 // one.
 void Overlap::forget_passes() {
   ++disagreements_;
-  is_order_open_ = false;
+  is_compared_ = true;
   reshard_all();
 }
 

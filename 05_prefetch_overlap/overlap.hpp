@@ -125,6 +125,7 @@ class Overlap : public train::Strategy {
   void end_of_forward();
   void end_of_evaluation();
   void settle_forward();
+  void compare_order(const std::string& mine, const char* name);
   void note_lost(const Prefetch& pass, const char* name);
   std::string order_of(const Prefetch& pass) const;
   void verify_order(const Prefetch& pass, const char* name);
@@ -144,7 +145,7 @@ class Overlap : public train::Strategy {
   std::int64_t timed_steps_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
   std::string forward_order_;       // of the last forward that trained
-  bool is_order_open_ = false;      // it is new, and ranks have not compared it yet
+  bool is_compared_ = true;         // by all ranks
   std::int64_t disagreements_ = 0;  // passes that ranks ran in different orders
 };
 

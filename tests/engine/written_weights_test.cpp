@@ -14,8 +14,10 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
+#include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine/engine.hpp>
+#include <zero/io/state_dict.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/master_weights.hpp>
 
@@ -350,6 +352,35 @@ TEST_P(WrittenWeights, ThatDifferBetweenRanksAreAnErrorOnAllOfThem) {
                      {"ranks disagree about what the program has written into parameters",
                       "'block1.layer.weight'"});
       }
+    }
+  });
+}
+
+// Without a step in between, too: what leaves the engine would be a mixture.
+TEST_P(WrittenWeights, ThatDifferDoNotLeaveTheEngine) {
+  const TestFolder folder;
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const EngineConfig& options : writing_options(communicator.size())) {
+      SCOPED_TRACE(mode_options(options));
+      WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
+      const auto write = [&] {
+        const at::NoGradGuard no_grad;
+        run.net.blocks[1]->layer->weight.fill_(run.rank);
+      };
+      run.engine.save(folder.path() / "right");
+      run.with_whole_units(write);
+      for (const auto& leave : {std::function([&] { run.engine.save(folder.path() / "wrong"); }),
+                                std::function([&] { io::state_dict(run.engine.strategy()); }),
+                                std::function([&] { run.engine.release(); })}) {
+        expect_error(leave, {"ranks disagree about what the program has written", "'block1"});
+      }
+      // What is loaded takes its place.
+      EXPECT_TRUE(run.engine.load(folder.path() / "right"));
+      run.micro_batch(0);
+      EXPECT_TRUE(run.engine.step());
+      communicator.barrier();
+      if (run.rank == 0) std::filesystem::remove_all(folder.path() / "right");
+      communicator.barrier();
     }
   });
 }

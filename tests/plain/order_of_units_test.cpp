@@ -186,6 +186,19 @@ TEST_P(OrderOfUnits, OfATrainingPassIsComparedBeforeBackward) {
   });
 }
 
+// A forward that nobody uses has no backward that would compare its order: the next pass does.
+TEST_P(OrderOfUnits, OfAForwardThatIsNotUsedIsComparedBeforeTheNext) {
+  on_all([](dist::Communicator& communicator, const EngineConfig& config) {
+    for (const bool evaluates : {false, true}) {
+      expect_no_trace<PlainBlocks>(communicator, config, "forward", [&](auto& run, bool is_odd) {
+        forward(run.engine, *run.net, inputs(0, 9), is_odd ? kReversed : kInOrder);
+        run.engine.give_up_step();
+        evaluates ? run.evaluate(kInOrder) : run.step(9);
+      });
+    }
+  });
+}
+
 // Block 1 is gathered ahead on even ranks, with what odd ranks sent of block 2, and does not run.
 TEST(OrderOfUnitsGatheredAhead, LeavesNoTrace) {
   on_ranks(2, [](dist::Communicator& communicator) {

@@ -163,10 +163,10 @@ at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t
 
 at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
   const at::NoGradGuard no_grad;
-  if (plain_) return forward(predict);
   const dist::CallScope call(strategy_->mesh().world(), "Engine::evaluate");
   verify_backward_ended();
   verify_outside_of_passes("evaluate");
+  if (plain_) return forward(predict);
   begin_forward();
   return strategy_->forward(predict, /*loss_terms=*/0);
 }

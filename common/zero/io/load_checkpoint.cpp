@@ -240,6 +240,7 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
   });
   strategy.change_on_all_ranks(what + ", the model is partly loaded, load another",
                                [&] { loader.put_back(); });
+  strategy.forget_writes();  // all that was written before
   return loader.info();
 }
 

@@ -211,6 +211,7 @@ Manifest prepare(train::Strategy& strategy, const fs::path& folder, const Checkp
   });
   dist::verify_same(ranks, "what the checkpoint notes of the run",
                     fmt::format("{}{}, keep {}", described(info), when, keep));
+  strategy.verify_writes();
   Manifest manifest;
   manifest.folder = on_all_ranks(ranks, failure(folder), [&] {
                       manifest = plan(strategy, info, holdings);

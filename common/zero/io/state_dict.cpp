@@ -100,6 +100,7 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
   strategy.change_on_all_ranks(
       "some weights are loaded and some are not, load a checkpoint or discard the model",
       [&] { put(strategy, source); });
+  strategy.forget_writes();  // all that was written before
 }
 
 }  // namespace
@@ -109,6 +110,7 @@ NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
   const dist::CallScope call(world, "io::state_dict");
   const bool everywhere = ranks == WholeOn::kAllRanks;
   dist::verify_same(world, "who gets the state dict", everywhere ? "all ranks" : "rank 0");
+  strategy.verify_writes();
   const bool keeps = everywhere || world.rank() == 0;
   const nn::ParameterList& whole = strategy.stage_of_model().whole();
   NamedTensors dict(keeps ? whole.size() : 0);

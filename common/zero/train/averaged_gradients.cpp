@@ -129,7 +129,6 @@ void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(mesh_.data().size()), false);
   suspect_ = false;
   multiplied_ = false;
-  leaves_to_report_ = false;
   note_change();
   used_.assign(used_.size(), false);  // noted by a backward() that threw
   accumulated_.assign(list_.size(), at::Tensor());

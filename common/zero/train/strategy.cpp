@@ -12,6 +12,7 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/read_watch.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::train {
@@ -201,6 +202,7 @@ void Strategy::unshard(std::size_t unit) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
   const dist::UnitScope of_unit(mesh_.world(), list_.units[unit].name);
+  const nn::Unwatched unwatched;  // in a forward of a plain module these are no reads of its own
   verify_weights();
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();          // the caller may write where other ranks read until now
@@ -210,6 +212,7 @@ void Strategy::unshard(std::size_t unit) {
 }
 
 void Strategy::reshard(std::size_t unit) {
+  const nn::Unwatched unwatched;
   passes_.use().release(unit);
   if (!passes_.use().is_held(unit)) {
     note_hidden_writes(unit);
@@ -218,6 +221,18 @@ void Strategy::reshard(std::size_t unit) {
   }
   // backward() drops everything at its end.
   if (!in_backward() && !is_in_use(unit)) drop(unit);
+}
+
+// Tensor ranks write other values into their parts.
+dist::Statement::Topic Strategy::topic_of_writes() {
+  return {"what the program has written into parameters since the last step",
+          writes().text(),
+          {"pipeline", "tensor"}};
+}
+
+void Strategy::verify_writes() {
+  dist::exchange(mesh_, {.problem = writes().refused(), .topics = {topic_of_writes()}});
+  forget_writes();
 }
 
 std::vector<std::uint64_t> Strategy::digests(std::size_t unit) const {
@@ -259,6 +274,7 @@ void Strategy::release() {
   const dist::CallScope call(mesh_.world(), "Strategy::release");
   held_.verify_not_released();
   zero_grad();
+  verify_writes();
   std::vector<at::Tensor> values(count());
   for (std::size_t u = 0; u < list_.units.size(); ++u) {
     unshard(u);

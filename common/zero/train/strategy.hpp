@@ -11,6 +11,7 @@
 
 #include <zero/data/batch.hpp>
 #include <zero/distributed/mesh.hpp>
+#include <zero/distributed/statement.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/backward/pass_hooks.hpp>
@@ -113,6 +114,11 @@ class Strategy : public Shards, protected PassHooks {
   /// send nothing.
   virtual ParameterWrites writes() { return {}; }
   virtual void forget_writes() {}
+  /// For an exchange between ranks: what must be the same on all of them.
+  dist::Statement::Topic topic_of_writes();
+  /// Throws zero::Error on all ranks if they have written other values, or where a write does not
+  /// count. Called by all ranks before the weights leave the engine; blocks.
+  void verify_writes();
 
   /// Gives the model back: parameters are whole on every rank, in storage of their own, gradients
   /// are dropped, and other strategies or ordinary programs may use the model. This strategy cannot

@@ -83,13 +83,9 @@ double Step::exchange(Losses losses, bool is_end) {
   AveragedGradients& gradients = strategy_.averaged_gradients();
   dist::Statement& mine = losses.said;
   if (is_end) {
-    const ParameterWrites writes = strategy_.writes();
-    if (mine.problem.empty()) mine.problem = writes.refused();
+    if (mine.problem.empty()) mine.problem = strategy_.writes().refused();
     mine.topics.push_back({"the optimizer's settings", settings_text(strategy_.optimizer())});
-    // Tensor ranks write other values into their parts.
-    mine.topics.push_back({"what the program has written into parameters since the last step",
-                           writes.text(),
-                           {"pipeline", "tensor"}});
+    mine.topics.push_back(strategy_.topic_of_writes());
   }
   for (std::size_t m = 0; m < losses.values.size(); ++m) {
     mine.numbers.push_back(losses.values[m] * losses.terms[m]);
