@@ -137,8 +137,6 @@ class CommandLine {
     auto* disk = quantity("--disk-bandwidth", r_.disk.bandwidth, parse_bandwidth,
                           "a rank reads and writes with: optimizer states on a disk, a row");
     quantity("--disk", r_.disk.room, parse_memory, "room of a rank there, as in 2TB")->needs(disk);
-    app_.add_flag("--offload-parameters", r_.disk.parameters, "they are there too: one more row")
-        ->needs(disk);
     app_.add_option("--overhead", r_.break_even_share, "of compute, for the break-even batch")
         ->check(CLI::Range(1e-6, 1e6))
         ->check(base::refuse_nan);

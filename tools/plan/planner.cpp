@@ -43,53 +43,24 @@ std::string from_ranks(std::optional<std::int64_t> n) {
   return n ? fmt::format("from {} ranks on", base::with_thousands(*n)) : "on no number of ranks";
 }
 
-// Of a rank of n, the root first.
-std::vector<UnitInFile> units_in_files(const Request& r, std::int64_t n) {
-  std::vector<UnitInFile> units;
-  const auto add = [&](std::int64_t elements) {
-    const std::int64_t shard = share(elements, n) * r.policy.parameter;
-    units.push_back({optim::TileFile::aligned(shard), n > 1 ? n * shard : 0});
-  };
-  add(r.model.root);
-  std::ranges::for_each(r.model.units, add);
-  return units;
-}
-
-// `resident` with its optimizer states on a disk, and maybe its parameters too.
-StagePlan on_disk(const Request& r, const StagePlan& resident, bool parameters,
-                  std::int64_t lookahead) {
+// `resident` with its optimizer states on a disk.
+StagePlan on_disk(const Request& r, const StagePlan& resident) {
   const Stage stage = resident.stage;
   const auto file_on = [&](std::int64_t n) {
-    return model_states(r.model.parameters, r.policy, stage, n).optimizer +
-           (parameters ? file_traffic(units_in_files(r, n), 1).in_update : 0);
+    return model_states(r.model.parameters, r.policy, stage, n).optimizer;
   };
   const std::int64_t file = file_on(r.world_size);
   if (r.disk.room && file > r.disk.room->bytes) {
     const auto& [room, unit] = *r.disk.room;
-    refuse_if(true, "--disk {}: optimizer states{} of {} take {} of a rank; they fit {}",
-              at_most(room, unit), parameters ? " and parameters" : "", name(stage),
-              at_least(file, unit), from_ranks(fewest_ranks(room, r.world_size, file_on)));
+    refuse_if(true, "--disk {}: optimizer states of {} take {} of a rank; they fit {}",
+              at_most(room, unit), name(stage), at_least(file, unit),
+              from_ranks(fewest_ranks(room, r.world_size, file_on)));
   }
   StagePlan row = resident;
   row.states.optimizer = 2 * optim::TileFile::buffer_bytes(optim::OffloadOptions{}.tile_bytes);
-  row.disk = DiskUse{.parameters = parameters, .file = file, .moved = 2 * file};
-  if (parameters) {
-    const std::vector<UnitInFile> units = units_in_files(r, r.world_size);
-    Request rest = r;
-    rest.policy.parameter = 0;
-    row.states.parameters = 0;
-    row.transients =
-        plan_stage(rest, stage, row.mesh).transients + parameters_in_memory(units, lookahead);
-    row.disk->ahead = file_traffic(units, row.micro_batches).in_passes;
-    row.disk->moved += row.disk->ahead;
-  }
-  const auto seconds = [&](std::int64_t bytes) {
-    return static_cast<double>(bytes) / *r.disk.bandwidth;
-  };
-  row.disk->seconds = seconds(row.disk->moved);
-  row.disk->ahead_seconds = seconds(row.disk->ahead);
-  row.time.exposed += std::max(0.0, row.disk->ahead_seconds - row.time.total()) +
-                      seconds(row.disk->moved - row.disk->ahead);
+  const std::int64_t moved = 2 * file;
+  row.disk = DiskUse{file, moved, static_cast<double>(moved) / *r.disk.bandwidth};
+  row.time.exposed += row.disk->seconds;
   return row;
 }
 
@@ -108,11 +79,7 @@ std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead)
     rows.back().offloaded = true;
     rows.back().states.optimizer = 0;
   }
-  refuse_if(r.disk.parameters && last.stage != Stage::kZero3,
-            "--offload-parameters: {} keeps parameters whole in memory; take --stage zero3",
-            name(last.stage));
-  if (r.disk.bandwidth) rows.push_back(on_disk(r, last, /*parameters=*/false, lookahead));
-  if (r.disk.parameters) rows.push_back(on_disk(r, last, /*parameters=*/true, lookahead));
+  if (r.disk.bandwidth) rows.push_back(on_disk(r, last));
   return rows;
 }
 
@@ -180,8 +147,7 @@ std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
 }
 
 std::string with_disk(const Request& request, const StagePlan& row) {
-  return fmt::format(" With optimizer states{} on a disk it needs {} and {}.",
-                     row.disk->parameters ? " and parameters" : "",
+  return fmt::format(" With optimizer states on a disk it needs {} and {}.",
                      at_least(row.total(), request.memory->unit),
                      request.fits(row) ? "fits" : "does not fit");
 }

@@ -62,23 +62,18 @@ struct MeshRequest {
   bool operator==(const MeshRequest&) const = default;
 };
 
-/// Optimizer states of AdamW on a disk, as zero::optim::with_offload() keeps them, and parameters
-/// as the engine's option offload_parameters does.
+/// Optimizer states of AdamW on a disk, as zero::optim::with_offload() keeps them.
 struct DiskRequest {
   /// Bytes a second that a rank reads and writes, together. Without it nothing is on a disk.
   std::optional<double> bandwidth;
   std::optional<Memory> room;  ///< of a rank
-  bool parameters = false;     ///< one more row: they are there too, under ZeRO-3
 };
 
 /// What a rank has there.
 struct DiskUse {
-  bool parameters = false;  ///< its shards of them too
-  std::int64_t file = 0;   ///< bytes: optimizer states of the parameters that it updates, and these
-  std::int64_t ahead = 0;  ///< bytes of parameters that forward and backward read
-  std::int64_t moved =
-      0;  ///< bytes of a step, these included: the update reads and writes the file
-  double ahead_seconds = 0, seconds = 0;  ///< for both
+  std::int64_t file = 0;   ///< bytes: optimizer states of the parameters that it updates
+  std::int64_t moved = 0;  ///< bytes of a step: the update reads and writes the file
+  double seconds = 0;      ///< for these
 };
 
 /// Upper limits of a request, so that bytes and tokens of all ranks stay within 63 bits: samples a
@@ -159,8 +154,7 @@ struct StagePlan : Held {
   /// gradients stay on the device). ZeRO-3 mixed: 4 P/N.
   bool offloaded = false;
   /// Optimizer states are on a disk (ZeRO-Infinity, arXiv:2104.07857, section 5.2): two tiles of
-  /// them are in memory. They are moved in the update, which forward and backward do not hide. With
-  /// parameters there, transients have those in memory; what passes read takes at least its time.
+  /// them are in memory. They are moved in the update, which forward and backward do not hide.
   std::optional<DiskUse> disk = {};
   /// Of data ranks alone; not known of a mesh.
   StepTime time = {};
@@ -200,7 +194,7 @@ struct Choice {
 struct Plan {
   Request request;
   /// Those asked for, then ZeRO-3 with its optimizer offloaded, then the last stage with it on a
-  /// disk if that was asked for, and with parameters there; if a mesh was asked for, on it.
+  /// disk if that was asked for; if a mesh was asked for, on it.
   std::vector<StagePlan> stages = {};
   LookaheadPlan lookahead = {};
   Choice choice = {};                ///< of data ranks alone
@@ -230,7 +224,7 @@ StepTime step_time(const Request& request, Stage stage, std::int64_t lookahead);
 /// than kMostTokens tokens a rank, for activations that cannot be counted, for axes of a mesh that
 /// do not divide the ranks, a model that the tensor axis cannot share, more pipeline stages than
 /// layers, micro-batches that do not divide the samples, a stage that is not possible, a disk
-/// without room, parameters on one below ZeRO-3, and as plan_hosts() does.
+/// without room, and as plan_hosts() does.
 Plan make_plan(const Request& request);
 
 }  // namespace zero::plan

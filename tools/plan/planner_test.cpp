@@ -346,44 +346,6 @@ TEST(Planner, ADiskWithoutRoomIsRefusedWithTheNumber) {
                         {"DDP take 156.00 GB", "on no number of ranks"});
 }
 
-TEST(Planner, ParametersOnADiskAreReadBehindThePassesAndMovedInTheUpdate) {
-  Request request = request_for(13 * kBillion, 8, "24GB");
-  request.disk.bandwidth = 3e9;
-  request.disk.parameters = true;
-  const Plan plan = make_plan(request);
-  const StagePlan &row = plan.stages.back(), &states = *(plan.stages.end() - 2);
-  const StagePlan& zero3 = plan.stages[3];
-  EXPECT_FALSE(states.disk->parameters);
-  EXPECT_EQ(row.states.parameters, 0);
-  EXPECT_EQ(row.states.optimizer, states.states.optimizer);
-  const double padding = 40 * 4096;  // a file for each layer, and no root
-  EXPECT_NEAR(static_cast<double>(row.disk->file), 19.5e9 + 3.25e9, padding);
-  EXPECT_NEAR(static_cast<double>(row.disk->ahead), 2 * 3.25e9, 2 * padding);
-  EXPECT_EQ(row.disk->moved, row.disk->ahead + 2 * row.disk->file);
-  // 45.5 GB in the update; 6.5 GB ahead take longer than computing.
-  EXPECT_NEAR(row.time.total(), 6.5 / 3 + 45.5 / 3, 1e-3);
-  EXPECT_LT(zero3.time.total(), 6.5 / 3);
-  // The layer that runs and the next one with their shards, and one shard more.
-  EXPECT_EQ(plan.lookahead.used, 1);
-  const double layer = 2 * 13e9 / 40;
-  const double gathered_before = 7 * layer / 8;
-  EXPECT_NEAR(static_cast<double>(row.transients - zero3.transients),
-              2 * (layer + layer / 8) + layer / 8 - gathered_before, 4 * padding);
-  const std::string text = to_text(plan);
-  EXPECT_THAT(text, ContainsRegex("ZeRO-3 \\+ disk, params too +0.00 +3.25 +0.03 "));
-  EXPECT_THAT(text, ContainsRegex("optimizer\\s+states\\s+and\\s+parameters\\s+on\\s+a\\s+disk"));
-  request.disk.bandwidth = 1e10;  // computing takes longer
-  const StagePlan quick = make_plan(request).stages.back();
-  EXPECT_NEAR(quick.time.total(), zero3.time.total() + 4.55, 1e-3);
-  request.disk.room = parse_memory("22.7GB");
-  testing::expect_error([&] { make_plan(request); },
-                        {"--disk 22.70 GB: optimizer states and parameters of ZeRO-3 take 22.76 GB",
-                         "from 9 ranks on"});
-  request.stage = Stage::kZero2;
-  testing::expect_error([&] { make_plan(request); },
-                        {"--offload-parameters: ZeRO-2 keeps parameters whole", "zero3"});
-}
-
 // 10_offload/host.md asks for these.
 TEST(Planner, InputsOnTheHostLeaveTwoOnTheDevice) {
   Request request;

@@ -37,10 +37,7 @@ Json or_null(const std::optional<T>& value) {
 }
 
 std::string row_name(const Plan& plan, const StagePlan& row) {
-  const std::string offload = row.offloaded          ? " + offload"
-                              : !row.disk            ? ""
-                              : row.disk->parameters ? " + disk, params too"
-                                                     : " + disk";
+  const std::string offload = row.offloaded ? " + offload" : row.disk ? " + disk" : "";
   return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh) : offload);
 }
 
@@ -166,22 +163,8 @@ std::int64_t crossover(const Request& r) {
   return tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden, r.policy);
 }
 
-std::string about_parameters_on_disk(const Plan& plan, const StagePlan& row) {
-  const DiskUse& disk = *row.disk;
-  const double update = disk.seconds - disk.ahead_seconds;
-  return say(
-      "\nWith parameters there too the file has {}. Forward and backward read {} ahead, which "
-      "takes "
-      "{} of their {}. The update waits for {}, which takes {}: {} in all.",
-      at_least(disk.file, plan.unit()), at_least(disk.ahead, plan.unit()),
-      in_seconds(disk.ahead_seconds), in_seconds(row.time.total() - update),
-      at_least(disk.moved - disk.ahead, plan.unit()), in_seconds(update),
-      in_seconds(row.time.total()));
-}
-
 std::string about_disk(const Plan& plan, const StagePlan& row) {
   if (!row.disk) return "";
-  if (row.disk->parameters) return about_parameters_on_disk(plan, row);
   const double both = row.time.compute + row.time.exposed - row.disk->seconds;
   return say(
       "\nOn a disk: a rank has a file of {} and two tiles in memory. A step reads and writes {}, "
