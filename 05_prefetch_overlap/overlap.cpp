@@ -2,7 +2,6 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,25 +30,6 @@ train::StrategyArguments with_offload(train::StrategyArguments arguments,
                                        .tile_bytes = options.offload_tile_bytes,
                                        .says_how = arguments.mesh.world().rank() == 0});
   return arguments;
-}
-
-// Throws zero::Error, on all ranks alike, where the shards of parameters cannot be in files.
-void verify_offload_parameters(train::Strategy& strategy, const OverlapOptions& options) {
-  std::string wrong;
-  if (options.stage < 3) {
-    wrong = fmt::format(
-        "stage {} keeps parameters whole in memory: take stage 3, or offload the "
-        "optimizer's states alone (offload)",
-        options.stage);
-  } else if (strategy.mesh().world().size() != strategy.communicator().size()) {
-    wrong =
-        "the mesh has more axes than \"data\": ranks of the others would not hear of a disk "
-        "that fails; leave it out";
-  } else if (!strategy.list().parameters.front().tensor.device().is_cpu()) {
-    wrong =
-        "the model is on a device, and files are read into the memory of the host: leave it out";
-  }
-  if (!wrong.empty()) throw Error("offload_parameters: " + wrong);
 }
 
 // Whether the tensor axis adds up gradients of this bucket after its reduction. They share a
@@ -87,11 +67,6 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
                                                                                   : 0) {
-  if (options_.offload_parameters != "none") {
-    verify_offload_parameters(*this, options_);
-    flat_.offload({.folder = options_.offload_parameters, .says_how = mesh_.world().rank() == 0},
-                  communicator_);
-  }
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); },
                    replicas);
   first_values().broadcast_buffers();
@@ -149,7 +124,6 @@ void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
   flat_.start_gather(unit);
   // Start them before waiting for this unit: they arrive while it is waited for and while it runs.
   for (const std::size_t next : pass.use(unit)) flat_.start_gather(next);
-  if (const auto later = pass.next_after()) flat_.read_ahead(*later);
   flat_.finish_gather(unit);
   clock.runs();
 }
@@ -318,12 +292,6 @@ void Overlap::choose_lookahead_once() {
   }
 }
 
-void Overlap::update() {
-  if (!flat_.is_offloaded()) return Strategy::update();
-  const auto clear = c10::make_scope_exit([this] { pool_.clear(); });
-  update_on_all_ranks([this] { flat_.update([this] { optimizer().step(); }); });
-}
-
 void Overlap::sync_parameters() {
   // All gathers start before the first wait, so that they overlap.
   flat_.start_refresh();
@@ -335,19 +303,12 @@ void Overlap::zero_grad() {
   in_flight_.finish();
   finish_between_groups();
   flat_.drop_gradients();
-  flat_.leave_brought();  // of a checkpoint that was loaded
 }
 
 train::ParameterShard Overlap::local_shard(std::size_t index) const {
   // The caller may write into it, and a gather in flight would overwrite that.
   flat_.wait_gathers();
   return flat_.local_shard(index);
-}
-
-void Overlap::bring_shard(std::size_t index, bool overwrites) {
-  Strategy::bring_shard(index, overwrites);
-  flat_.wait_gathers();
-  flat_.bring_shard(index, overwrites);
 }
 
 train::Costs Overlap::costs() const {

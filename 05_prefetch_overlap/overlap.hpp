@@ -56,7 +56,6 @@ class Overlap : public train::Strategy {
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
-  void bring_shard(std::size_t index, bool overwrites = false) override;
   std::string order_of_units() const override { return forward_order_; }
   void ranks_compared(bool same) override;
   bool sharded() const override { return options_.stage > 0; }
@@ -69,9 +68,6 @@ class Overlap : public train::Strategy {
   const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
   /// How many units are gathered ahead; 0 until kAutoLookahead has chosen.
   std::int64_t lookahead() const { return forward_.lookahead(); }
-  /// What this rank has moved so far to the files of its parameters and from them; zeros without
-  /// the option offload_parameters.
-  optim::OffloadTraffic parameter_traffic() const { return flat_.traffic(); }
   /// Whether this rank knows the order of units, and how many passes ran in another order.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
@@ -110,7 +106,6 @@ class Overlap : public train::Strategy {
   void begin_backward() override;
   void end_backward() override { backward_clock_.end(); }
   void finish_parameters() override { flat_.wait_gathers(); }
-  void update() override;
   void gather(std::size_t unit) override;
   void gather_to_read(std::size_t unit) override;
   void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }

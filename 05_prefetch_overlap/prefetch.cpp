@@ -18,10 +18,4 @@ std::vector<std::size_t> Prefetch::use(std::size_t unit) {
           order_.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
-std::optional<std::size_t> Prefetch::next_after() const {
-  const std::size_t next = seen_.size() + static_cast<std::size_t>(lookahead_);
-  if (lost_ || next >= order_.size()) return std::nullopt;
-  return order_[next];
-}
-
 }  // namespace zero

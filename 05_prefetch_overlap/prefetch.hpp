@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 namespace zero {
@@ -27,9 +26,6 @@ class Prefetch {
   /// Call when `unit` is about to run. Returns the units to gather now, nearest first: at most
   /// `lookahead` of those that follow it.
   std::vector<std::size_t> use(std::size_t unit);
-  /// The unit after those that the last use() has returned, if one is expected: what is far from
-  /// here can be brought nearer.
-  std::optional<std::size_t> next_after() const;
 
   /// Whether this pass, which has ended, ran in another order than expected.
   bool is_new() const { return lost_ || seen_.size() != order_.size(); }

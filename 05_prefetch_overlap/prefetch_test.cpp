@@ -56,22 +56,6 @@ TEST(Prefetch, NamesTheUnitsThatFollow) {
   EXPECT_THAT(run(prefetch, {0, 1}), ElementsAre(Units{}, Units{}));
 }
 
-TEST(Prefetch, NamesTheUnitAfterThose) {
-  Prefetch prefetch(1);
-  run(prefetch, {0, 1, 2, 3});
-  EXPECT_EQ(prefetch.next_after(), std::nullopt);  // not known yet
-  prefetch.keep();
-  std::vector<std::optional<std::size_t>> after;
-  prefetch.begin();
-  for (const std::size_t unit : Units{0, 1, 2, 3}) {
-    prefetch.use(unit);
-    after.push_back(prefetch.next_after());
-  }
-  EXPECT_THAT(after, ElementsAre(2, 3, std::nullopt, std::nullopt));
-  run(prefetch, {1});
-  EXPECT_EQ(prefetch.next_after(), std::nullopt);  // another order
-}
-
 TEST(Prefetch, KnowsAUnitThatIsUsedTwice) {
   Prefetch prefetch(1);
   run(prefetch, {0, 1, 0, 2});

@@ -90,10 +90,8 @@ class Paths(Script):
                     ["--modes", "ddp,engine3:config=HERE/a.json:lookahead=2,engine2:deepspeed=HERE/b.json"])
         self.expect("ladder", ["--offload", "states", "--steps", "3"], ["--offload", "HERE/states", "--steps", "3"])
         self.expect("ladder", ["--offload", "--steps", "3"], ["--offload", "--steps", "3"])
-        self.expect("ladder", ["--modes", "engine3:config=a.json:offload=none,engine1:offload=states:stage=1,engine2:offload=host,"
-                               "engine3:offload=none:offload_parameters=p"],
-                    ["--modes", "engine3:config=HERE/a.json:offload=none,engine1:offload=HERE/states:stage=1,engine2:offload=host,"
-                     "engine3:offload=none:offload_parameters=HERE/p"])
+        self.expect("ladder", ["--modes", "engine3:config=a.json:offload=none,engine1:offload=states:stage=1,engine2:offload=host"],
+                    ["--modes", "engine3:config=HERE/a.json:offload=none,engine1:offload=HERE/states:stage=1,engine2:offload=host"])
         self.expect("ladder", ["--modes=engine3:config=/a.json,engine3:config=b.json"],
                     ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
 

@@ -38,17 +38,6 @@ inline EngineConfig offloaded(int stage, const std::filesystem::path& folder) {
   return config;
 }
 
-inline std::string parameters_offloaded(const std::string& mode,
-                                        const std::filesystem::path& folder) {
-  return fmt::format("{}:offload_parameters={}", mode, folder.string());
-}
-
-inline EngineConfig parameters_offloaded(const std::filesystem::path& folder) {
-  EngineConfig config = in_memory(3);
-  config.overlap.offload_parameters = folder.string();
-  return config;
-}
-
 // Steps of one and two micro-batches, clipped; in one of them a gradient is infinite on one rank.
 inline std::vector<double> train(Session& session, int from = 0, int to = 6) {
   std::vector<double> seen;

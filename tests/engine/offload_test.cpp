@@ -212,6 +212,7 @@ void expect_all_refuse(OffloadRun& run, const std::filesystem::path& place,
   expect_error([&] { run.step(3); }, what);
   expect_error([&] { run.weights(); }, what);
   expect_error([&] { io::shards_of_state_dict(run.engine.strategy()); }, what);
+  expect_error([&] { io::load_weights(run.engine.strategy(), safetensors::NamedTensors{}); }, what);
   expect_error([&] { run.engine.save(place); }, what);
   EXPECT_FALSE(std::filesystem::exists(place));
 }
@@ -353,7 +354,7 @@ struct Phase {
 
 std::function<void()> before_tile;  // of this rank
 
-// In the `number`th tile, or unit, of a step.
+// In the `number`th tile of a step.
 Phase in_update(int number) {
   return {"an update", [number](OffloadRun& run, const auto&, const auto& die) {
             before_tile = [&die, left = number]() mutable {
@@ -402,6 +403,7 @@ std::vector<Phase> all_phases() {
            }},
           in_update(0),
           in_update(1),
+          in_update(3),
           in_read("a read in a step", 2),
           in_write(2),
           {"a save of a third step",
@@ -415,12 +417,11 @@ std::vector<Phase> all_phases() {
            }}};
 }
 
-void expect_nothing_left(const std::vector<Phase>& phases,
-                         const std::function<EngineConfig(const TestFolder&)>& config_in) {
-  for (const Phase& phase : phases) {
+TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
+  for (const Phase& phase : all_phases()) {
     SCOPED_TRACE(phase.name);
     const TestFolder folder;
-    const EngineConfig config = config_in(folder);
+    const EngineConfig config = offloaded(1, folder.path());
     const auto exits = ranks_ended({.timeout = std::chrono::seconds(5)}, [&](auto& communicator) {
       OffloadRun run(communicator, config, adamw_with([] {
                        if (before_tile) before_tile();
@@ -445,21 +446,6 @@ void expect_nothing_left(const std::vector<Phase>& phases,
     for (const std::string& name : folder.listing())
       EXPECT_THAT(name, ::testing::StartsWith("run"));
   }
-}
-
-TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
-  std::vector<Phase> phases = all_phases();
-  phases.push_back(in_update(3));
-  expect_nothing_left(phases, [](const TestFolder& f) { return offloaded(1, f.path()); });
-}
-
-// Three units: three reads in forward and two in backward, where the root is whole; then each is
-// read, updated and written.
-TEST(OffloadParameterFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoads) {
-  std::vector<Phase> phases = all_phases();
-  phases.insert(phases.end(), {in_update(2), in_read("a read in backward", 4),
-                               in_read("a read in the update", 6), in_write(0), in_write(1)});
-  expect_nothing_left(phases, [](const TestFolder& f) { return parameters_offloaded(f.path()); });
 }
 
 // Each block of each rank is early or late by chance.
@@ -511,25 +497,23 @@ TEST(OffloadFaults, OtherOptimizersAreRefusedOnAllRanks) {
 
 TEST(OffloadEngine, TwoRunsShareAFolderThatIsRemoved) {
   const TestFolder folder;
-  for (const bool parameters : {false, true}) {
-    const auto place = folder / "states";
-    std::filesystem::create_directory(place);
-    on_ranks(2, [&](dist::Communicator& communicator) {
-      const EngineConfig config = parameters ? parameters_offloaded(place) : offloaded(3, place);
-      OffloadRun resident(communicator, in_memory(3));
-      OffloadRun one(communicator, config), other(communicator, config);
-      for (int number = 0; number < 4; ++number) {
-        one.step(number);
-        other.step(3 - number);
-        resident.step(number);
-        communicator.barrier();
-        if (one.rank == 0) std::filesystem::remove(place);  // throws unless it is empty
-      }
-      EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
-      EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
-    });
-    EXPECT_TRUE(folder.listing().empty());
-  }
+  const auto place = folder / "states";
+  std::filesystem::create_directory(place);
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const EngineConfig config = offloaded(3, place);
+    OffloadRun resident(communicator, in_memory(3));
+    OffloadRun one(communicator, config), other(communicator, config);
+    for (int number = 0; number < 4; ++number) {
+      one.step(number);
+      other.step(3 - number);
+      resident.step(number);
+      communicator.barrier();
+      if (one.rank == 0) std::filesystem::remove(place);  // throws unless it is empty
+    }
+    EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
+    EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
+  });
+  EXPECT_TRUE(folder.listing().empty());
 }
 
 }  // namespace

@@ -34,33 +34,3 @@ zero_add_wrong_offload(stale_checksum "if (write != kNone) tiles_[write] =" "if 
 zero_add_wrong_offload(wrong_tile_at_the_end
   "start(tiles.size() - 1, tiles.size() + 1);" "start(tiles.size() - 2, tiles.size() + 1);")
 file(CONFIGURE OUTPUT wrong_offloads.cpp CONTENT "${wrong_offloads}" @ONLY)
-
-# Writes wrong_shard_files.cpp: the same for files of parameters.
-set(right "")
-foreach(file shard_file.hpp shard_file.cpp)
-  set(file "${PROJECT_SOURCE_DIR}/common/zero/train/flat/${file}")
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")
-  file(READ "${file}" text)
-  string(APPEND right "${text}")
-endforeach()
-string(REGEX MATCHALL "#include [^\n]*" includes "${right}")
-list(JOIN includes "\n" includes)
-set(wrong_shard_files "${includes}\n#include <tests/mutants/shard_file_fault.hpp>\n")
-string(REGEX REPLACE "#(include|pragma) [^\n]*" "" right "${right}")
-
-function(zero_add_wrong_shard_file name from to)
-  string(REPLACE "${from}" "${to}" wrong "${right}")
-  string(REPLACE "namespace zero::train {" "namespace zero::wrong::${name} {" wrong "${wrong}")
-  string(APPEND wrong "namespace zero::wrong::${name} {\n"
-    "std::string fault() { return testing::shard_file_fault<ShardFile>(); }\n}\n")
-  set(wrong_shard_files "${wrong_shard_files}${wrong}" PARENT_SCOPE)
-endfunction()
-
-zero_add_wrong_shard_file(shard_not_waited_for "  file_.finish();
-  is_wrong_ = false;" "  is_wrong_ = false;")
-zero_add_wrong_shard_file(change_not_written "is_here() && (is_wrong_ || !file_.holds(kTile, buffer_))" "!file_.has(kTile)")
-zero_add_wrong_shard_file(failed_write_forgotten "void ShardFile::finish() {
-  const auto end = c10::make_scope_exit([this] { drop(); });
-  file_.finish();" "void ShardFile::finish() {
-  drop();")
-file(CONFIGURE OUTPUT wrong_shard_files.cpp CONTENT "${wrong_shard_files}" @ONLY)

@@ -9,9 +9,6 @@
 //
 //     race disk      the same for a tile of optimizer states that is read from a file
 //
-//     race shard_read, race shard_write    the same for a shard of parameters that is read from a
-//                    file, and for one that is written
-//
 //     race beside    another thread trains models of its own meanwhile: silent, and the same bits
 //
 //     race within    the other thread runs a unit of the first thread's model, too
@@ -153,19 +150,17 @@ void move_bytes(volatile unsigned char* to, const volatile unsigned char* from, 
   for (std::size_t i = 0; i < size; ++i) to[i] = from[i];
 }
 
-/// What ends before its bytes have moved.
-enum class Broken : std::uint8_t { kNothing, kReads, kWrites };
-
-/// A disk with random delays, whose transfers ThreadSanitizer sees. Each has a thread of its own:
-/// the library's threads (std::async) run inside a call of the C++ library, where it does not look.
+/// A disk with random delays, whose reads may end before their bytes have come, and whose transfers
+/// ThreadSanitizer sees. Each has a thread of its own: the library's threads (std::async) run
+/// inside a call of the C++ library, where it does not look.
 class SlowDisk {
  public:
-  explicit SlowDisk(Broken broken)
+  explicit SlowDisk(bool broken)
       : disk_([this, broken](const Transfer& transfer) -> ssize_t {
           ::usleep(static_cast<unsigned>(++transfers_) * 7919 % 100);
           const auto done = std::make_shared<std::atomic<ssize_t>>(0);
           std::thread thread([done, transfer] { *done = move(transfer); });
-          if (broken != (transfer.writes ? Broken::kWrites : Broken::kReads)) {
+          if (!broken || transfer.writes) {
             thread.join();
             return *done;
           }
@@ -425,10 +420,7 @@ int run(const std::string& planted) {
   const Other other = planted == "beside"   ? Other::kTrainsItsOwn
                       : planted == "within" ? Other::kUsesThisModel
                                             : Other::kNothing;
-  const bool shards_alone = planted.starts_with("shard_");
-  const SlowDisk disk(planted == "disk" || planted == "shard_read" ? Broken::kReads
-                      : planted == "shard_write"                   ? Broken::kWrites
-                                                                   : Broken::kNothing);
+  const SlowDisk disk(/*broken=*/planted == "disk");
   int runs = 0;
   for (int stage = 0; stage <= 3; ++stage) {
     // Twins repeat their own shard: by cut.
@@ -437,8 +429,6 @@ int run(const std::string& planted) {
       const std::int64_t lookahead = seed == 9 ? kAutoLookahead : seed % 4;
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
-      const bool in_files = stage == 3 && seed >= 4;
-      if (shards_alone && !in_files) continue;
       const std::vector key{bucket, whole_below};
       const bool is_first = expected.count(key) == 0;
       dist::Communicator communicator(twins(seed + 1, broken));
@@ -448,11 +438,8 @@ int run(const std::string& planted) {
                                  .in_flight_bytes = 1 << (seed + 6),
                                  .lookahead = lookahead,
                                  .whole_below = whole_below,
-                                 .offload = shards_alone    ? "none"
-                                            : seed % 4 == 3 ? "/tmp"
-                                                            : "none",
-                                 .offload_tile_bytes = 1,
-                                 .offload_parameters = in_files ? "/tmp" : "none"},
+                                 .offload = seed % 4 == 3 ? "/tmp" : "none",
+                                 .offload_tile_bytes = 1},
                                 is_first ? Other::kNothing : other);
       const double first = expected.emplace(key, loss).first->second;
       if (loss != first && broken == nullptr) {
@@ -470,8 +457,7 @@ int run(const std::string& planted) {
 }  // namespace zero::testing
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> known = {"none",       "gather",      "reduce", "disk",
-                                          "shard_read", "shard_write", "beside", "within"};
+  const std::vector<std::string> known = {"none", "gather", "reduce", "disk", "beside", "within"};
   const std::string planted = argc == 2 ? argv[1] : "";
   if (std::ranges::find(known, planted) == known.end()) {
     fmt::print(stderr, "usage: {} {}\n", argv[0], fmt::join(known, "|"));

@@ -54,8 +54,7 @@
 ///                  medians; communication is the time spent waiting for collectives, which the
 ///                  other phases exclude
 ///   disk_bytes     of optimizer states that a step reads and writes; only if they are on a disk
-///   parameter_disk_bytes                 of parameters besides: 0 if they are in memory
-///   disk_seconds   for the states alone, by all ranks at once, after the last step
+///   disk_seconds   for these alone, by all ranks at once, after the last step
 ///   in_flight_seconds                    something was started and not yet waited for to the end
 namespace zero::ladder {
 
@@ -101,9 +100,9 @@ std::string ranks_text(const base::Json& report);
 /// What a rank has in a step: "2 micro-batches of 1 x 128 tokens a rank", "1 x 128 tokens a rank".
 std::string batch_text(const base::Json& report);
 
-/// What a step of a mode with optimizer states on a disk reads and writes. If parameters are in
-/// memory, also what it could not be faster than, and how near it comes: max(a step without
-/// communication, the disk alone) / the step.
+/// What a step of a mode with optimizer states on a disk reads and writes, what it could not be
+/// faster than, and how near it comes: max(a step without communication, the disk alone) / the
+/// step.
 std::string disk_text(const base::Json& report, const base::Json& mode);
 
 /// The number under `key`; not a number if it is null.

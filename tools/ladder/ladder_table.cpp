@@ -226,14 +226,11 @@ std::string batch_text(const Json& report) {
 std::string disk_text(const Json& report, const Json& mode) {
   const double disk = number_in(mode, "disk_seconds_max"), step = number_in(mode, "step_seconds");
   const double compute = number_in(report, "compute_seconds");
-  const double parameters = mode.value("parameter_disk_bytes", 0.0) / (1 << 20);
   std::string text = fmt::format(
-      "{}: a step reads and writes {:.2f} MiB of a rank's optimizer states{};\n  the disk alone "
-      "takes {:.3f} s for {}",
-      mode["mode"].get<std::string>(), number_in(mode, "disk_bytes") / (1 << 20),
-      parameters > 0 ? fmt::format(" and\n  {:.2f} MiB of its parameters", parameters) : "", disk,
-      parameters > 0 ? "the states" : "that");
-  if (!(compute > 0) || parameters > 0) return text;
+      "{}: a step reads and writes {:.2f} MiB of a rank's optimizer states;\n"
+      "  the disk alone takes {:.3f} s for that",
+      mode["mode"].get<std::string>(), number_in(mode, "disk_bytes") / (1 << 20), disk);
+  if (!(compute > 0)) return text;
   return text + fmt::format(
                     ", a step without communication {:.3f} s; the longer is {:.0f} % of the step's "
                     "{:.3f} s",

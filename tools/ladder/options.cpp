@@ -88,8 +88,8 @@ void add_run_options(CLI::App& app, Options& o) {
       ->delimiter(',')
       ->capture_default_str();
   text(app, "--offload", o.offload,
-       "two more rows, engine3 with its optimizer states in this folder on a disk, then with its "
-       "parameters too (without a folder that of the system for temporary files)")
+       "one more row, engine3 with its optimizer states in this folder on a disk (without a folder "
+       "that of the system for temporary files)")
       ->expected(0, 1);
   text(app, "--shard-size", o.shard_size,
        "ranks that share the model states under hsdp1 to hsdp3, or host; ddp becomes hddp");
@@ -243,15 +243,6 @@ std::string problem_of_mesh(const Options& o) {
   return problem_of_pipeline(o);
 }
 
-void add_rows_on_disk(Options& o) {
-  const std::string folder = o.offload.empty() ? fs::temp_directory_path().string() : o.offload;
-  o.modes.push_back("engine3:offload=" + folder);
-  // Not on a device, on a mesh, or of one rank alone.
-  if (o.device == "cpu" && o.mesh.cell() == 1 && o.fake.size == 0) {
-    o.modes.push_back(o.modes.back() + ":offload_parameters=" + folder);
-  }
-}
-
 }  // namespace
 
 nn::LlamaConfig Options::config() const {
@@ -292,7 +283,10 @@ Options parse(int argc, char** argv) {
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
   base::parse_arguments(app, "ladder", argc, argv);
-  if (app.count("--offload") > 0) add_rows_on_disk(o);
+  if (app.count("--offload") > 0) {
+    o.modes.push_back("engine3:offload=" +
+                      (o.offload.empty() ? fs::temp_directory_path().string() : o.offload));
+  }
   add_shard_size(o);
   for (const std::string& mode : o.modes) all_modes().check(mode);
   train::ownership_from(o.ownership);

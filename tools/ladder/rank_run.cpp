@@ -254,15 +254,6 @@ class RankRun {
     const optim::OffloadTraffic after = optimizer.offload_traffic();
     row["disk_bytes"] =
         after.read_bytes - before.read_bytes + after.written_bytes - before.written_bytes;
-    row["parameter_disk_bytes"] = parameters_moved_;
-  }
-
-  // To files and from them, so far.
-  std::int64_t parameters_moved() const {
-    const auto* const overlap = dynamic_cast<const Overlap*>(strategy_.get());
-    if (overlap == nullptr) return 0;
-    const optim::OffloadTraffic traffic = overlap->parameter_traffic();
-    return traffic.read_bytes + traffic.written_bytes;
   }
 
   // Without bytes, on the device.
@@ -349,7 +340,7 @@ class RankRun {
   bool master_differs(std::size_t index) {
     const at::Tensor mine = strategy_->piece(index).tensor;
     if (!mine.defined()) return false;
-    strategy_->bring_shard(index);
+    strategy_->verify_weights();
     const auto states = strategy_->optimizer().state(mine);
     const auto master = states.find("master");
     return master != states.end() &&
@@ -412,13 +403,9 @@ class RankRun {
 
   train::StepResult measured_step(const std::vector<data::Batch>& batches) {
     const train::Costs costs = strategy_->costs();
-    const std::int64_t moved = parameters_moved();
-    const train::StepResult step =
-        meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
-                       stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
-                       [&] { return trainer_->step(batches); });
-    parameters_moved_ = parameters_moved() - moved;
-    return step;
+    return meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
+                          stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
+                          [&] { return trainer_->step(batches); });
   }
 
   // With the pictures of it.
@@ -511,7 +498,6 @@ class RankRun {
   std::shared_ptr<nn::Model> model_;
   std::unique_ptr<nn::ParameterSource> values_;
   bool fake_;
-  std::int64_t parameters_moved_ = 0;  // in the last step
   std::unique_ptr<train::Strategy> strategy_;
   std::unique_ptr<train::Trainer> trainer_;
   data::DistributedSampler sampler_;

@@ -19,7 +19,6 @@ class KeptError {
     }
   }
   bool is_there() const { return error_ != nullptr; }
-  void forget() { error_ = nullptr; }
   /// Throws the error, if there is one, and forgets it.
   void rethrow() {
     if (const auto error = std::exchange(error_, nullptr)) std::rethrow_exception(error);

@@ -24,9 +24,6 @@ TEST(KeptError, IsTheFirstOneAndThrownOnce) {
   }
   EXPECT_FALSE(kept.is_there());
   kept.rethrow();
-  kept.keep([] { throw std::runtime_error("third"); });
-  kept.forget();
-  kept.rethrow();
 }
 
 }  // namespace

@@ -15,6 +15,9 @@ struct Removed {
 };
 inline constexpr Removed kRemoved[] = {
     {"offload_delay_after", "updates are made in their step; exercise 10c has the method"},
+    {"offload_parameters",
+     "offload keeps the optimizer's states on a disk; the gather from a file is being rebuilt"},
+    {"--offload-parameters", "--disk-bandwidth plans the optimizer's states on a disk"},
 };
 
 /// The message for an unknown name: "unknown mode 'zer1'; known modes: ddp, zero1, zero2, zero3".

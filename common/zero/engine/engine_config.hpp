@@ -24,7 +24,6 @@ namespace zero {
 ///       "defer_parameter_gather": false,
 ///       "offload": "none",      or "host", or a folder, for the optimizer's states
 ///       "offload_tile_mib": 16,
-///       "offload_parameters": "none",   or a folder for parameters, at stage 3
 ///       "accumulation_steps": 1,
 ///       "reduce_each_micro_batch": false,
 ///       "clip_norm": 0,

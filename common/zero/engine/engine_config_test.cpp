@@ -310,23 +310,6 @@ TEST(DeepSpeedConfig, OffloadsTheOptimizer) {
   }
 }
 
-TEST(DeepSpeedConfig, KeepsParametersInAFolder) {
-  const ReadConfig read = engine_config_from_deepspeed(
-      R"({"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}})");
-  EXPECT_EQ(read.config.overlap.offload_parameters, "/local_nvme");
-  EXPECT_EQ(read.config.overlap.offload, "none");
-  EXPECT_THAT(read.notes, ElementsAre("of offload_param only device and nvme_path are read"));
-  const ReadConfig host =
-      engine_config_from_deepspeed(R"({"stage": 3, "offload_param": {"device": "cpu"}})");
-  EXPECT_EQ(host.config.overlap.offload_parameters, "none");
-  EXPECT_THAT(host.notes, ElementsAre(HasSubstr("offload_param to \"cpu\" changes nothing")));
-  expect_error([&] { engine_config_from_deepspeed(R"({"offload_param": {"device": "nvme"}})"); },
-               {"offload_param is ", "device \"cpu\", or \"nvme\" and an nvme_path"});
-  EXPECT_EQ(options_of("engine3:offload_parameters=/disk").offload_parameters, "/disk");
-  expect_error([] { engine_config(R"({"offload_parameters": 3})"); },
-               {"offload_parameters is 3", "a folder for parameters"});
-}
-
 TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
   const EngineConfig config = engine_config(R"({"offload": "/disk", "offload_tile_mib": 0.5})");
   EXPECT_EQ(config.overlap.offload, "/disk");
@@ -338,6 +321,10 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
        {std::function([] { options_of("engine1:offload=host:offload_delay_after=40"); }),
         std::function([] { engine_config(R"({"offload_delay_after": 40})"); })}) {
     expect_error(read, {"offload_delay_after was removed: updates are made in their step"});
+  }
+  for (const auto& read : {std::function([] { options_of("engine3:offload_parameters=/disk"); }),
+                           std::function([] { engine_config(R"({"offload_parameters": 3})"); })}) {
+    expect_error(read, {"offload_parameters was removed: offload keeps the optimizer's states"});
   }
   expect_error([] { options_of("engine1:offload=/a:b"); },
                {"'b' is no setting of a mode", "no colon in the value", "config=FILE"});
@@ -365,8 +352,8 @@ TEST(DeepSpeedConfig, SaysThatNothingIsClippedWithoutANorm) {
 TEST(DeepSpeedConfig, SaysWhatMakesNoDifference) {
   EXPECT_THAT(engine_config_from_deepspeed(R"({"stage": 2, "sub_group_size": 1e9})").notes,
               ElementsAre(HasSubstr("sub_group_size makes no difference here")));
-  EXPECT_THAT(engine_config_from_deepspeed(R"({"offload_param": {"device": "none"}})").notes,
-              IsEmpty());
+  EXPECT_THAT(engine_config_from_deepspeed(R"({"offload_param": {"device": "cpu"}})").notes,
+              ElementsAre("offload_param is not read"));
   expect_error([&] { engine_config_from_deepspeed(R"({"stage": 3, "overlap_com": true})"); },
                {"unknown key 'overlap_com'; known keys: "});
   expect_error([&] { engine_config_from_deepspeed(R"({"zero_optimization": 3})"); },

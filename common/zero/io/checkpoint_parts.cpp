@@ -52,10 +52,10 @@ std::vector<SavedBuffer> saved_buffers(const safetensors::NamedTensors& buffers)
 }
 
 void check_weights(train::Strategy& strategy) {
+  strategy.verify_weights();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const at::Tensor held = strategy.local_shard(i).tensor;
     if (!held.defined() || held.numel() == 0 || !held.is_floating_point()) continue;
-    strategy.bring_shard(i);
     if (at::isfinite(held).all().item<bool>()) continue;
     throw Error(
         fmt::format("parameter '{}' is infinite or NaN in places: training cannot resume from "

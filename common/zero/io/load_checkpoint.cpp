@@ -78,7 +78,6 @@ class Loader {
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
     const bool offloaded = strategy_.optimizer().is_offloaded();
     for (std::size_t i = 0; i < states_.size(); ++i) {
-      strategy_.bring_shard(i, /*overwrites=*/true);
       copy(i, kParameterKind, flat(strategy_.local_shard(i)));
       const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;

@@ -91,7 +91,6 @@ void visit_tensors(train::Strategy& strategy, const Manifest& manifest, bool wit
       const train::ParameterShard piece = strategy.piece(i);
       const train::ParameterShard& values =
           piece.tensor.defined() ? piece : strategy.local_shard(i);
-      if (with_bytes) strategy.bring_shard(i);
       visit(stored_name(kParameterKind, p.name), flat(values).tensor);
       if (!piece.tensor.defined()) continue;
       for (const auto& [name, state] : states_of(strategy.optimizer(), piece.tensor, with_bytes)) {

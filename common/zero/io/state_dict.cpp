@@ -89,7 +89,7 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
   dist::Communicator& ranks = strategy.mesh().world();
   Source source;
   dist::run_on_all_ranks(ranks, what, [&] {
-    strategy.bring_shard(0);  // throws if a load or an update before has failed
+    strategy.verify_weights();
     if (strategy.mesh().pipeline().size() > 1) {
       throw Error("the model is split over a pipeline axis: load a checkpoint instead");
     }
@@ -129,11 +129,11 @@ NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
 }
 
 std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy) {
+  strategy.verify_weights();
   std::map<std::string, train::ParameterShard> shards;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const train::ParameterShard mine = checkpoint::flat(strategy.local_shard(i));
     if (!mine.tensor.defined()) continue;
-    strategy.bring_shard(i);
     shards[strategy.list().parameters[i].name] = {copy_of(mine.tensor), mine.begin};
   }
   for (const auto& [name, buffer] : buffers_of(strategy)) shards[name] = {copy_of(buffer), 0};

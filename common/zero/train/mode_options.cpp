@@ -109,6 +109,8 @@ void note_what_makes_no_difference(base::Keys& block, std::vector<std::string>& 
       notes.push_back(fmt::format("{} makes no difference here", key));
     });
   }
+  block.field("offload_param",
+              [&notes](const Json&) { notes.emplace_back("offload_param is not read"); });
 }
 
 // The groups of ranks: those of MiCS or those of ZeRO++, at stage 3.
@@ -145,7 +147,6 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, Json& 
   block.flag("overlap_comm", overlaps);
   block.flag("contiguous_gradients", contiguous);
   read_offload(block, "offload_optimizer", "host", ours.offload, notes);
-  read_offload(block, "offload_param", "none", ours.offload_parameters, notes);
   note_what_makes_no_difference(block, notes);
   block.read(json);
   if (!contiguous) {

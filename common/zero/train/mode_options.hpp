@@ -38,7 +38,6 @@ std::string merged(const std::string& first, const std::string& second);
 ///     contiguous_gradients                always so here
 ///     offload_optimizer                   offload: "host" if its device is "cpu", its nvme_path if
 ///                                         it is "nvme"
-///     offload_param                       offload_parameters: the same; "cpu" changes nothing
 ///
 /// "auto" is read as a key that is left out. Throws zero::Error for mics_shard_size beside a key of
 /// ZeRO++, and for unknown keys of the block. All else is ignored, and the notes say so.

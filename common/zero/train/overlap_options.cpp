@@ -5,15 +5,6 @@
 namespace zero {
 
 void declare(base::Keys& keys, OverlapOptions& o) {
-  const auto place = [&keys](const char* key, const char* right, std::string& chosen) {
-    keys.field(
-        key,
-        [&keys, &chosen, key, right](const base::Keys::Json& value) {
-          if (!value.is_string() || value == "") keys.refuse(key, value, right);
-          chosen = value.get<std::string>();
-        },
-        [&chosen] { return base::Keys::Json(chosen); });
-  };
   keys.count_if(
       "stage", [](std::int64_t n) { return 0 <= n && n <= 3; }, "0, 1, 2 or 3", o.stage);
   keys.mib("bucket_mib", o.bucket_bytes);
@@ -24,9 +15,16 @@ void declare(base::Keys& keys, OverlapOptions& o) {
   keys.flag("keep_buffers", o.keep_buffers);
   keys.flag("keep_gradients", o.keep_gradients);
   keys.flag("defer_parameter_gather", o.defer_parameter_gather);
-  place("offload", "\"none\", \"host\", or a folder for optimizer states", o.offload);
+  keys.field(
+      "offload",
+      [&keys, &o](const base::Keys::Json& value) {
+        if (!value.is_string() || value == "") {
+          keys.refuse("offload", value, "\"none\", \"host\", or a folder for optimizer states");
+        }
+        o.offload = value.get<std::string>();
+      },
+      [&o] { return base::Keys::Json(o.offload); });
   keys.mib("offload_tile_mib", o.offload_tile_bytes);
-  place("offload_parameters", "\"none\", or a folder for parameters", o.offload_parameters);
 }
 
 }  // namespace zero

@@ -51,15 +51,11 @@ struct OverlapOptions {
   std::string offload = "none";
   /// Bytes of these states that are read, updated and written together.
   std::int64_t offload_tile_bytes = optim::OffloadOptions{}.tile_bytes;
-  /// Stage 3: a folder for this rank's shards of parameters, which are in memory only while their
-  /// unit is gathered or updated (train::ShardFile); the same on all ranks. "none": always.
-  std::string offload_parameters = "none";
 };
 
 /// Their keys: stage, bucket_mib, in_flight_mib, lookahead (or "auto"), ahead_mib, whole_below (or
-/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather, offload, offload_tile_mib,
-/// offload_parameters. A chapter that builds on these options
-/// declares them and its own.
+/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather, offload, offload_tile_mib.
+/// A chapter that builds on these options declares them and its own.
 void declare(base::Keys& keys, OverlapOptions& options);
 
 }  // namespace zero

@@ -152,12 +152,8 @@ void Strategy::optimizer_step() {
 
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
-  update_on_all_ranks([this] { optimizer_->step(); });
-}
-
-void Strategy::update_on_all_ranks(const std::function<void()>& step) {
   verify_weights();
-  change_on_all_ranks("the update failed, load a checkpoint", step);
+  change_on_all_ranks("the update failed, load a checkpoint", [this] { optimizer_->step(); });
 }
 
 void Strategy::change_on_all_ranks(const std::string& what, const std::function<void()>& change) {

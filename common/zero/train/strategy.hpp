@@ -82,9 +82,11 @@ class Strategy : public Shards, protected PassHooks {
 
   /// Calls `change`, which overwrites weights and optimizer states. If it fails on one rank, all
   /// throw an error that begins with `what`. From then on these are partly changed: forward(),
-  /// updates, unshard() and bring_shard() throw the same error, until a later call has succeeded (a
-  /// checkpoint that is loaded). Called by all ranks; blocks.
+  /// updates, unshard() and verify_weights() throw the same error, until a later call has succeeded
+  /// (a checkpoint that is loaded). Called by all ranks; blocks.
   void change_on_all_ranks(const std::string& what, const std::function<void()>& change);
+  /// Throws zero::Error after a change_on_all_ranks() that failed: call it before weights are read.
+  void verify_weights() const;
 
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
   /// (default: yes). False for all micro-batches of a step except the last.
@@ -134,13 +136,6 @@ class Strategy : public Shards, protected PassHooks {
   /// chapter splits tensors.
   ParameterShard piece(std::size_t index) const override {
     return owns(index) ? ParameterShard{parameter(index), 0} : ParameterShard{};
-  }
-  /// Call before the elements of local_shard(index) or piece(index) are read or written: some
-  /// stages keep them in a file. They are in memory until the next call, zero_grad(), pass or
-  /// update. With `overwrites` the caller writes those of all parameters, in
-  /// change_on_all_ranks(). @throws zero::Error if they cannot be read. Acts on this rank alone.
-  virtual void bring_shard(std::size_t /*index*/, bool overwrites = false) {
-    if (!overwrites) verify_weights();
   }
   /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
   /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
@@ -196,12 +191,6 @@ class Strategy : public Shards, protected PassHooks {
   virtual void keep_writes(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
-  /// The part of optimizer_step() that updates, on all ranks or with an error on all.
-  virtual void update();
-  /// Calls `step`; see change_on_all_ranks().
-  void update_on_all_ranks(const std::function<void()>& step);
-  /// Throws zero::Error after a change_on_all_ranks() that failed.
-  void verify_weights() const;
   /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root is
   /// gathered once, and other units for each use in forward and once for backward.
   virtual std::int64_t gathers(std::size_t unit) const;
@@ -255,6 +244,7 @@ class Strategy : public Shards, protected PassHooks {
   const dist::Reduction average_;
 
  private:
+  void update();
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);
   std::vector<std::uint64_t> digests(std::size_t unit) const;

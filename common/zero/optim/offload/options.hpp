@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <string>
 
 namespace zero::optim {
 
@@ -20,8 +19,6 @@ struct OffloadOptions {
   std::int64_t block_bytes = std::int64_t{1} << 20;
   /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
-  /// What is kept there, for messages.
-  std::string what = "optimizer states";
 };
 
 /// What one rank has moved so far.

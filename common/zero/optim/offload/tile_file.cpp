@@ -41,8 +41,9 @@ int file_in(const OffloadOptions& options) {
   const int file = ::mkostemp(path.data(), O_CLOEXEC);
   if (file < 0) {
     throw Error(fmt::format(
-        "{} cannot be kept in {}: {}; offload needs a folder that exists and can be written to",
-        options.what, options.folder.string(), reason(errno)));
+        "optimizer states cannot be kept in {}: {}; offload needs a folder that exists and can be "
+        "written to",
+        options.folder.string(), reason(errno)));
   }
   ::unlink(path.c_str());
   return file;
@@ -51,14 +52,14 @@ int file_in(const OffloadOptions& options) {
 }  // namespace
 
 TileFile::TileFile(const OffloadOptions& options)
-    : what_(options.what),
-      folder_(options.folder),
+    : folder_(options.folder),
       tile_bytes_(aligned(options.tile_bytes)),
       block_bytes_(aligned(std::max<std::int64_t>(1, options.block_bytes))),
       file_(file_in(options)) {
   if (::fcntl(file_, F_SETFL, O_DIRECT) != 0 && options.says_how) {
-    log_error(fmt::format("note: {} in {} are read and written through the system's cache", what_,
-                          folder_.string()));
+    log_error(
+        fmt::format("note: optimizer states in {} are read and written through the system's cache",
+                    folder_.string()));
   }
 }
 
@@ -159,17 +160,13 @@ void TileFile::finish() {
   }
 }
 
-bool TileFile::holds(std::size_t tile, const at::Tensor& buffer) const {
-  return has(tile) && checksum_of(buffer, tiles_[tile].bytes) == tiles_[tile].checksum;
-}
-
 void TileFile::give_up() noexcept {
   wait();
   moving_ = at::Tensor();
 }
 
 void TileFile::fail(const std::string& what) const {
-  throw Error(fmt::format("{} in {}: {}", what_, folder_.string(), what));
+  throw Error(fmt::format("optimizer states in {}: {}", folder_.string(), what));
 }
 
 }  // namespace zero::optim

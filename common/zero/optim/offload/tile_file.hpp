@@ -52,8 +52,6 @@ class TileFile {
   void give_up() noexcept;
 
   bool has(std::size_t tile) const { return tile < tiles_.size() && tiles_[tile].bytes > 0; }
-  /// Whether the tile was written, and `buffer` begins with its bytes, by the checksum.
-  bool holds(std::size_t tile, const at::Tensor& buffer) const;
   const OffloadTraffic& traffic() const { return traffic_; }
   /// Open for this process. For tests.
   int descriptor() const { return file_; }
@@ -71,7 +69,6 @@ class TileFile {
   std::string wait();
   [[noreturn]] void fail(const std::string& what) const;
 
-  std::string what_;
   std::filesystem::path folder_;
   std::int64_t tile_bytes_;
   std::int64_t block_bytes_;

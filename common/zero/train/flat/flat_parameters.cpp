@@ -77,8 +77,7 @@ std::int64_t FlatParameters::shard_bytes() const {
 
 std::int64_t FlatParameters::parameter_bytes() const {
   const std::int64_t own = shards_parameters() ? shard_bytes() : full_bytes();
-  return (rests_elsewhere_ ? 0 : own) +
-         (parameter_transfer_ ? parameter_transfer_->held_bytes() : 0);
+  return own + (parameter_transfer_ ? parameter_transfer_->held_bytes() : 0);
 }
 
 SentBytes FlatParameters::sent(std::int64_t gathers) const {
@@ -181,13 +180,6 @@ void FlatParameters::keep_shard_only() {
     own_members_[m] = memory::raw(tensor(m));
   }
   hide_own_members();
-}
-
-void FlatParameters::move_shard(const at::Tensor& place) {
-  place.copy_(shard_);
-  shard_ = place;
-  rests_elsewhere_ = true;
-  make_pieces();
 }
 
 void FlatParameters::make_pieces() {

@@ -145,17 +145,8 @@ class FlatParameters {
   /// error that names it.
   void reshard();
   bool is_whole() const { return parameters_ == Parameters::kWhole; }
-  /// Whether this rank has its shard only, and nothing is on its way.
-  bool is_sharded() const { return parameters_ == Parameters::kSharded; }
   /// The buffer, [N * shard]. Read it only while the parameters are whole.
   const at::Tensor& full() const { return full_; }
-  const at::Tensor& shard() const { return shard_; }  ///< [shard], of this rank
-
-  /// Moves the shard to `place` [shard], which has bytes now and otherwise only while
-  /// start_gather(), gather_exactly() or reshard() runs, in between, and when the shard or a piece
-  /// of it is used. At rest it counts for nothing in parameter_bytes(). Call after initialize(), at
-  /// stage 3.
-  void move_shard(const at::Tensor& place);
 
   /// Call at the end of a scope in which the program may write into the members
   /// (Strategy::unshard()) and nobody reads this rank's shard. If they are whole, this rank keeps
@@ -223,7 +214,6 @@ class FlatParameters {
   std::unique_ptr<ParameterTransfer> parameter_transfer_;  // null: an all-gather
   std::unique_ptr<GradientTransfer> gradient_transfer_;    // null: a reduce-scatter
   bool trainable_;
-  bool rests_elsewhere_ = false;        // the shard, since move_shard()
   std::string read_too_early_;          // the error of a read while the parameters are sharded
   std::vector<ParameterShard> pieces_;  // by member
 
