@@ -70,10 +70,11 @@ struct SkippedReshard final : TensorZero3 {
 struct StaleShard final : TensorZero1 {
   using TensorZero1::TensorZero1;
   void optimizer_step() override {
-    at::Tensor shard = flat_[0].shard();
-    const at::Tensor old = shard.clone();
+    const std::vector<at::Tensor> pieces = flat_[0].updated();
+    std::vector<at::Tensor> old;
+    for (const at::Tensor& piece : pieces) old.push_back(piece.clone());
     TensorZero1::optimizer_step();
-    shard.copy_(old);
+    for (std::size_t i = 0; i < old.size(); ++i) pieces[i].copy_(old[i]);
   }
 };
 
