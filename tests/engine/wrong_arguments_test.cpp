@@ -96,7 +96,7 @@ TEST(WrongOrder, InsideOfAForwardIsAnError) {
       };
       const at::Tensor earlier = engine.forward(loss);
       inside("forward", [&] { engine.forward(loss); });
-      inside("forward", [&] { engine.evaluate(loss); });
+      inside("evaluate", [&] { engine.evaluate(loss); });
       inside("backward", [&] { engine.backward(earlier); });
       inside("save", [&] { engine.save(folder.path()); });
       inside("load", [&] { engine.load(folder.path()); });
