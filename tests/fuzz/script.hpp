@@ -72,7 +72,8 @@ std::unique_ptr<Side> mode_side(const Program& program, const std::string& mode,
 /// n and d do nothing in the middle of a step. The weights at the end are the last records.
 Record play(const Program& program, Side& side, int rank);
 
-/// Runs the program under each of its modes and compares with the plain program to the last bit.
+/// Runs the program under each of its modes and compares with the plain program to the last bit; a
+/// program of second order (q, Q) within a bound, and then its modes with each other.
 /// Empty if all agree; otherwise the mode and what differs first. Called by all ranks, which get
 /// the same.
 std::string verdict(const Program& program, dist::Communicator& communicator);
