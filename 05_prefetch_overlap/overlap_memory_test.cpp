@@ -2,11 +2,10 @@
 
 #include <fstream>
 
+#include <tests/support/overlap_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/unsharded_parameters.hpp>
-
-#include "test_runs.hpp"
 
 namespace zero {
 namespace {

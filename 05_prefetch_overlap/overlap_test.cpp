@@ -6,11 +6,10 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_communicator.hpp>
+#include <tests/support/overlap_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage.hpp>
-
-#include "test_runs.hpp"
 
 namespace zero {
 namespace {

@@ -12,9 +12,8 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
+#include <tests/support/zero_plus_plus_run.hpp>
 #include <zero/distributed/agreement.hpp>
-
-#include "test_runs.hpp"
 
 namespace zero {
 namespace {

@@ -8,8 +8,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
-
-#include "test_runs.hpp"
+#include <tests/support/zero_plus_plus_run.hpp>
 
 namespace zero {
 namespace {

@@ -7,9 +7,9 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <tests/support/zero_plus_plus_run.hpp>
 
 #include "all_gather.hpp"
-#include "test_runs.hpp"
 
 namespace zero {
 namespace {

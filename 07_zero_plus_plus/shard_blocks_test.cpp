@@ -8,7 +8,7 @@
 
 #include <limits>
 
-#include "test_runs.hpp"
+#include <tests/support/zero_plus_plus_run.hpp>
 
 namespace zero {
 namespace {

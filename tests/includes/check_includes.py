@@ -41,7 +41,7 @@ def lower(folder):
 
 def is_test(path):
     """Exercises, too, may use what tests use."""
-    return path.parts[0] == "tests" or "exercises" in path.parts or re.search(r"_(test|bench)\.\w+$", path.name) or path.stem.startswith("test_")
+    return path.parts[0] == "tests" or "exercises" in path.parts or re.search(r"_(test|bench)\.\w+$", path.name)
 
 
 def includes(file):
@@ -119,7 +119,7 @@ def check(root):
     wrong = 0
     for file in sorted(root.rglob("*.[ch]pp")):
         path = file.relative_to(root)
-        if path.parts[0] not in ("common", "grading", "tools", "tests", "examples") and not CHAPTER.fullmatch(path.parts[0]):
+        if path.parts[0] not in ("common", "engine", "grading", "tools", "tests", "examples") and not CHAPTER.fullmatch(path.parts[0]):
             continue
         for number, line, bracket, name in includes(file):
             if said := problem(root, path, bracket, name):

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include <tests/support/groups.hpp>
-#include <tests/support/toy_run.hpp>
+#include <07_zero_plus_plus/zero_plus_plus.hpp>
 
-#include "zero_plus_plus.hpp"
+#include "groups.hpp"
+#include "toy_run.hpp"
 
-/// What the tests of this chapter share.
+/// What tests of chapter 07 share.
 namespace zero::testing {
 
 /// Each group is a host.

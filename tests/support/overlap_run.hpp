@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include <tests/support/toy_run.hpp>
-#include <tests/support/whole_weights.hpp>
+#include <05_prefetch_overlap/overlap.hpp>
 
-#include "overlap.hpp"
+#include "toy_run.hpp"
+#include "whole_weights.hpp"
 
-/// What the tests of this chapter share.
+/// What tests of chapter 05 share.
 namespace zero::testing {
 
 // Large enough to measure memory: four units of about 250 KiB, one of 64 KiB, the root of 9 KiB.
