@@ -24,7 +24,7 @@
 #include <zero/base/system_call.hpp>
 #include <zero/base/variable.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/distributed/store/rendezvous.hpp>
+#include <zero/distributed/store/folder_store.hpp>
 
 namespace zero::dist {
 namespace {
@@ -273,15 +273,21 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
 
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
   verify_is_no_rank(options.world_size);
-  const Rendezvous rendezvous;
+  const auto meeting = c10::make_intrusive<FolderStore>();
   return run_processes(
       options,
       [&](int rank) {
         const auto communicator =
-            connect_in_folder(rendezvous.folder(), rank, options.world_size, options.connect);
+            connect_in_folder(meeting->folder(), rank, options.world_size, options.connect);
         return function(*communicator);
       },
-      [&](const std::string& how) { rendezvous.say_failed(how); });
+      [&](const std::string& how) {
+        try {
+          meeting->set(kFailedKey, how);
+        } catch (const Error&) {
+          // The ranks time out instead, and the launcher still reports the failure.
+        }
+      });
 }
 
 std::string describe_failures(const std::vector<RankExit>& exits) {

@@ -17,7 +17,6 @@
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/store/folder_store.hpp>
-#include <zero/distributed/store/rendezvous.hpp>
 
 namespace zero::dist {
 namespace {
@@ -177,12 +176,11 @@ TEST(TimeLimit, IsThatOfTheEnvironment) {
 }
 
 TEST(FolderStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {
-  const Rendezvous rendezvous;
-  FolderStore store(rendezvous.folder());
+  FolderStore store;
   store.setTimeout(std::chrono::minutes(5));
   const std::vector<std::uint8_t> word = {'h', 'e', 'r', 'e'};
   store.set("word of rank 1", word);
-  rendezvous.say_failed("rank 1 was ended by signal 9");
+  store.set(kFailedKey, std::string("rank 1 was ended by signal 9"));
   EXPECT_EQ(store.get("word of rank 1"), word);
   const auto started = std::chrono::steady_clock::now();
   EXPECT_EQ(testing::error_of([&] { store.get("next word of rank 1"); }),

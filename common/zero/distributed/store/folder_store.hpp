@@ -13,10 +13,11 @@
 
 namespace zero::dist {
 
-/// A store in a folder that all ranks see. Each key is a file, renamed to its final name when it is
-/// complete. There is no lock, so a stopped rank never blocks the others (in c10d's FileStore a
-/// rank that stops while it holds the lock blocks all others forever). There is no network either:
-/// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
+/// The meeting place of ranks of one machine: a store in a folder that all of them see. Each key is
+/// a file, renamed to its final name when it is complete. There is no lock, so a stopped rank never
+/// blocks the others (in c10d's FileStore a rank that stops while it holds the lock blocks all
+/// others forever). There is no network either: c10d's TCPStore looks up the name of every address,
+/// and a resolver may not answer.
 ///
 /// It has no counters: ranks that meet in a folder need none, and ProcessGroupNCCL never calls
 /// add().
@@ -24,8 +25,14 @@ namespace zero::dist {
 /// A wait for a key ends with zero::Error soon after the launcher has set kFailedKey.
 class FolderStore final : public c10d::Store {
  public:
+  /// In a new folder in /dev/shm, or else in the system's temporary folder, for ranks that this
+  /// process starts itself. The destructor removes it.
+  FolderStore();
   /// `folder` must exist.
   explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  ~FolderStore() override;
+
+  const std::filesystem::path& folder() const { return folder_; }
 
   using c10d::Store::set;
   c10::intrusive_ptr<c10d::Store> clone() override;
@@ -44,6 +51,7 @@ class FolderStore final : public c10d::Store {
   std::filesystem::path file_of(const std::string& key) const;
 
   std::filesystem::path folder_;
+  bool removes_folder_ = false;
 };
 
 }  // namespace zero::dist
