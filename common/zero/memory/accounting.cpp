@@ -15,7 +15,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/device_blocks.hpp>
 #include <zero/memory/shared_arena.hpp>
-#include <zero/memory/timeline.hpp>
 
 namespace zero::memory {
 namespace {
@@ -30,7 +29,9 @@ static_assert(sizeof(Header) == 64);
 thread_local Category current_category = Category::kOther;
 
 std::mutex mutex;
-Snapshot counts;  // guarded by mutex
+// Both guarded by the mutex.
+Snapshot counts;
+void (*change_observer)(const Snapshot&) = nullptr;
 
 // Headers of blocks on another device, guarded by mutex. Never destroyed: that device's allocator
 // may free its last blocks when the process ends.
@@ -53,7 +54,7 @@ void add(Category category, std::int64_t bytes) {
   counts.total += bytes;
   raise_peaks(i);
   if (bytes > 0) ++counts.allocations;
-  detail::record(counts);
+  if (change_observer != nullptr) change_observer(counts);
 }
 
 Header* header_of(void* data) { return static_cast<Header*>(data) - 1; }
@@ -162,6 +163,11 @@ void reset_peaks() {
   counts.states_peak = counts.model_states();
 }
 
+void on_change(void (*observer)(const Snapshot&)) {
+  const std::lock_guard lock(mutex);
+  change_observer = observer;
+}
+
 void device_block_allocated(const void* address, std::size_t bytes) {
   const Header header{bytes, current_category};
   {
@@ -196,7 +202,7 @@ void recharge(const at::Tensor& tensor, Category category) {
   counts.current[to] += bytes;
   raise_peaks(to);
   header->category = category;
-  detail::record(counts);
+  if (change_observer != nullptr) change_observer(counts);
 }
 
 Category category_of(const at::Tensor& tensor) {

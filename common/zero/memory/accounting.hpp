@@ -48,6 +48,10 @@ Snapshot snapshot();
 /// Starts a new measurement of peaks: every peak becomes the current value.
 void reset_peaks();
 
+/// From now on calls `observer` with the counts after every change, on the thread that made it and
+/// under the allocator's lock; null: no longer.
+void on_change(void (*observer)(const Snapshot&));
+
 /// Moves the block under `tensor` to another category (views share one block). Autograd allocates
 /// gradients as if they were activations; the hook that receives a gradient recharges it. Does
 /// nothing for an undefined tensor or a block that the counting allocator did not allocate.

@@ -27,6 +27,12 @@ bool far_from_last(const Snapshot& counts) {
   return change >= resolution;
 }
 
+void record(const Snapshot& counts) {
+  const std::lock_guard lock(timeline_mutex);
+  if (!recording || !far_from_last(counts)) return;
+  timeline.samples.push_back({seconds_since_start(), counts.current, counts.total});
+}
+
 }  // namespace
 
 void start_timeline(std::int64_t new_resolution) {
@@ -38,7 +44,8 @@ void start_timeline(std::int64_t new_resolution) {
     resolution = new_resolution;
     recording = true;
   }
-  detail::record(now);
+  record(now);
+  on_change(&record);
 }
 
 void mark(std::string label) {
@@ -48,19 +55,13 @@ void mark(std::string label) {
 }
 
 Timeline stop_timeline() {
+  on_change(nullptr);
   const Snapshot now = snapshot();
   const std::lock_guard lock(timeline_mutex);
   // The timeline ends when it is stopped, not with the last change.
   if (recording) timeline.samples.push_back({seconds_since_start(), now.current, now.total});
   recording = false;
   return std::exchange(timeline, {});
-}
-
-void detail::record(const Snapshot& counts) {
-  if (!recording) return;
-  const std::lock_guard lock(timeline_mutex);
-  if (!far_from_last(counts)) return;
-  timeline.samples.push_back({seconds_since_start(), counts.current, counts.total});
 }
 
 }  // namespace zero::memory

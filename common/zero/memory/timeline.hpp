@@ -34,9 +34,4 @@ void mark(std::string label);
 /// Stops recording and returns the timeline.
 Timeline stop_timeline();
 
-namespace detail {
-/// Called by the allocator, under its lock, after every change.
-void record(const Snapshot& counts);
-}  // namespace detail
-
 }  // namespace zero::memory
