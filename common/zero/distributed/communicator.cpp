@@ -285,20 +285,21 @@ std::vector<std::string> Communicator::exchange(const std::string& text) {
 Call Communicator::begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int root) {
   check_tensor(operation, tensor);
   if (sends(tensor)) backend_of(operation, tensor);  // it may refuse, before anything is counted
+  const Running within = running();
   Call call{.operation = operation,
             .purpose = purpose,
             .sequence = sequence_++,
             .bytes = static_cast<std::int64_t>(tensor.nbytes()),
             .step = step(),
-            .public_call = public_call(),
+            .public_call = within.public_call,
             .root = root};
   count(call, /*calls=*/1, 0, 0);
   if (CallLog* const log = call_log()) {
     // When gradients of a unit are reduced may differ between ranks by a hook of another unit.
-    const std::string_view of_unit = purpose == Purpose::kParameter ? unit() : std::string_view();
+    const std::string of_unit(purpose == Purpose::kParameter ? within.unit : "");
     call.fingerprint =
         log->add({call.public_call, name(operation), name(purpose), tensor.scalar_type(),
-                  tensor.numel(), root < 0 ? root : log->world_rank(root), std::string(of_unit)});
+                  tensor.numel(), root < 0 ? root : log->world_rank(root), of_unit});
   }
   return call;
 }
@@ -316,16 +317,14 @@ CallLog* Communicator::call_log() const {
   return connection_->store == nullptr ? nullptr : &connection_->store->call_log();
 }
 
-std::string_view Communicator::public_call() const {
+Running Communicator::running() const {
   const CallLog* const log = call_log();
-  if (log != nullptr && !log->public_call().empty()) return log->public_call();
-  return parent_ != nullptr ? parent_->public_call() : std::string_view();  // a group is inside it
-}
-
-std::string_view Communicator::unit() const {
-  const CallLog* const log = call_log();
-  if (log != nullptr && !log->unit().empty()) return log->unit();
-  return parent_ != nullptr ? parent_->unit() : std::string_view();
+  Running mine = log == nullptr ? Running() : log->running();
+  if (parent_ == nullptr) return mine;
+  const Running outer = parent_->running();  // a group is inside it
+  if (mine.public_call.empty()) mine.public_call = outer.public_call;
+  if (mine.unit.empty()) mine.unit = outer.unit;
+  return mine;
 }
 
 void Communicator::count(const Call& call, std::int64_t calls, std::int64_t bytes,
@@ -421,24 +420,16 @@ std::int64_t Communicator::reduced_element_size(at::ScalarType dtype, ReduceType
   return static_cast<std::int64_t>(c10::elementSize(widens(dtype, type) ? at::kFloat : dtype));
 }
 
-CallScope::CallScope(Communicator& communicator, std::string_view name)
+CallScope::CallScope(Communicator& communicator, std::string_view name, std::string_view unit)
     : log_(communicator.call_log()) {
   if (log_ == nullptr) return;
-  outer_ = log_->public_call();
-  if (outer_.empty()) log_->set_public_call(name);
+  outer_ = log_->running();
+  log_->set_running(
+      {outer_.public_call.empty() ? name : outer_.public_call, unit.empty() ? outer_.unit : unit});
 }
 
 CallScope::~CallScope() {
-  if (log_ != nullptr) log_->set_public_call(outer_);
-}
-
-UnitScope::UnitScope(Communicator& communicator, std::string_view name)
-    : log_(communicator.call_log()) {
-  if (log_ != nullptr) outer_ = log_->set_unit(name);
-}
-
-UnitScope::~UnitScope() {
-  if (log_ != nullptr) log_->set_unit(outer_);
+  if (log_ != nullptr) log_->set_running(outer_);
 }
 
 }  // namespace zero::dist

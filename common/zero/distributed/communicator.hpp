@@ -138,7 +138,6 @@ class Communicator final {
 
  private:
   friend class CallScope;
-  friend class UnitScope;
 
   Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int root = -1);
   Call begin_reduction(Operation operation, Purpose purpose, const at::Tensor& wide,
@@ -152,8 +151,7 @@ class Communicator final {
   template <typename BytesTo>
   void count_bytes(const Call& call, const BytesTo& bytes_to);
   CallLog* call_log() const;
-  std::string_view public_call() const;
-  std::string_view unit() const;
+  Running running() const;
   void progress_with_groups();
   void synchronize_with_groups();
   void check_rank(Operation operation, int peer) const;
@@ -178,33 +176,20 @@ class Communicator final {
 /// While it lives, all communication of `communicator` belongs to the public function `name` (a
 /// literal: "Engine::save"), unless an outer scope has named one already. Every collective and
 /// exchange carries the name: ranks that wait for each other in different functions soon throw
-/// zero::Error that names both, instead of waiting for the time limit.
+/// zero::Error that names both, instead of waiting for the time limit. Those for
+/// Purpose::kParameter also carry the name of the unit `unit`, if it is not empty, or that of the
+/// outer scope: ranks that gather different units of the same size would else take each other's
+/// bytes. `unit` outlives the scope.
 class CallScope {
  public:
-  CallScope(Communicator& communicator, std::string_view name);
+  CallScope(Communicator& communicator, std::string_view name, std::string_view unit = {});
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
 
  private:
   CallLog* log_;  // of the communicator, which outlives it; null: it has none
-  std::string_view outer_;
-};
-
-/// While it lives, collectives of `communicator`, and of groups split from it, for
-/// Purpose::kParameter are those of the unit `name`, which outlives it. Ranks that gather different
-/// units then throw zero::Error that names both; without it they take each other's bytes if the
-/// sizes are the same.
-class UnitScope {
- public:
-  UnitScope(Communicator& communicator, std::string_view name);
-  ~UnitScope();
-  UnitScope(const UnitScope&) = delete;
-  UnitScope& operator=(const UnitScope&) = delete;
-
- private:
-  CallLog* log_;  // as in CallScope
-  std::string_view outer_;
+  Running outer_;
 };
 
 }  // namespace zero::dist

@@ -13,6 +13,13 @@ namespace zero::dist {
 
 class NotFinite;
 
+/// What a rank is in (CallScope): the public function, such as "Engine::save", and the unit of a
+/// model whose parameters are sent. Empty: not known. The texts live as long as they are set.
+struct Running {
+  std::string_view public_call = {};
+  std::string_view unit = {};
+};
+
 /// A collective or message of a communicator: what a backend is told besides the tensors.
 struct Call {
   Operation operation;

@@ -197,7 +197,7 @@ void Strategy::unshard(std::size_t unit) {
   if (unit >= list_.units.size()) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
-  const dist::UnitScope of_unit(mesh_.world(), list_.units[unit].name);
+  const dist::CallScope of_unit(mesh_.world(), "", list_.units[unit].name);
   const nn::Unwatched unwatched;  // in a forward of a plain module these are no reads of its own
   verify_weights();
   passes_.is_running() ? gather(unit) : gather_to_read(unit);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <zero/distributed/store/store.hpp>
+#include <zero/distributed/work.hpp>
 
 namespace zero::dist {
 
@@ -53,15 +54,8 @@ class CallLog {
     return world_ranks_.empty() ? rank : world_ranks_[static_cast<std::size_t>(rank)];
   }
 
-  /// Sets the public function that is running, such as "Engine::save"; empty: none known. Returns
-  /// the one before. `name` must live as long as the log: a literal.
-  std::string_view set_public_call(std::string_view name) {
-    return std::exchange(public_call_, name);
-  }
-  std::string_view public_call() const { return public_call_; }
-  /// The same for the unit of a model whose parameters are sent.
-  std::string_view set_unit(std::string_view name) { return std::exchange(unit_, name); }
-  std::string_view unit() const { return unit_; }
+  Running running() const { return running_; }
+  void set_running(Running running) { running_ = running; }
 
   /// A call; the texts are literals, but for the unit's name.
   struct Record {
@@ -117,8 +111,7 @@ class CallLog {
   int rank_;
   int size_;
   std::vector<int> world_ranks_;
-  std::string_view public_call_;
-  std::string_view unit_;
+  Running running_;
   std::array<Record, kRecords> records_;
   std::int64_t count_ = 0;
   std::timed_mutex asks_store_;              // held by the thread that waits for its answer

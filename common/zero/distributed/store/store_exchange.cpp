@@ -34,7 +34,7 @@ auto StoreExchange::patiently(const std::string& what, const Wait& wait) {
 std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
-  const std::uint64_t call = log_.add({log_.public_call(), "exchange of texts"});
+  const std::uint64_t call = log_.add({log_.running().public_call, "exchange of texts"});
   const std::vector<std::string> older = std::exchange(mine_, {});
   patiently(fmt::format("to say message {}", round), [&] { put(call, text); });
   std::vector<std::string> all;

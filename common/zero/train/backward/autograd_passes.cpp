@@ -139,7 +139,7 @@ void AutogradPasses::pre_forward(nn::Unit& unit) {
   const nn::Unwatched unwatched;
   const std::size_t u = index_.at(&unit);
   if (schedule_) schedule_->enter_forward(u);
-  const dist::UnitScope scope(world_, gathered(u, /*is_in_order=*/!in_backward_));
+  const dist::CallScope scope(world_, "", gathered(u, /*is_in_order=*/!in_backward_));
   hooks_.pre_forward(u);
   use_.begin_forward(u);
 }
@@ -153,7 +153,7 @@ void AutogradPasses::post_forward(nn::Unit& unit) {
 void AutogradPasses::pre_backward(nn::Unit& unit) {
   const nn::Unwatched unwatched;
   const std::size_t u = index_.at(&unit);
-  const dist::UnitScope scope(world_, gathered(u, /*is_in_order=*/in_backward_));
+  const dist::CallScope scope(world_, "", gathered(u, /*is_in_order=*/in_backward_));
   if (!in_backward_) return gather_for_other_pass(u);
   use_.enter_backward(u);
   if (schedule_) schedule_->enter_backward(u);

@@ -12,7 +12,7 @@ class PassHooks {
   /// for it (nn::PlainModel).
   virtual bool follows_units() const { return true; }
   /// True if the stage has ranks compare the order of their units when a pass is over. Otherwise a
-  /// rank that gathers another unit than its peers is an error at once (dist::UnitScope), after
+  /// rank that gathers another unit than its peers is an error at once (dist::CallScope), after
   /// which they cannot go on.
   virtual bool compares_order() const { return false; }
   /// Before unit `unit` runs forward: its parameters must be whole when this returns.
