@@ -8,7 +8,10 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <memory>
+
 #include <tests/support/ranks.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 #include "plain_run.hpp"
 
@@ -64,6 +67,38 @@ TEST_P(LateGather, IsWaitedForByTheForwardOfAnotherEngine) {
               << fmt::format("stage {}, buckets of {}", stage, bucket);
         }
       }
+    }
+  });
+}
+
+// As by LibTorch, if the plain critic had been updated in between.
+TEST_P(LateGather, IsNoPartOfAGraphThatReadTheValuesBefore) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      at::manual_seed(7);
+      torch::nn::Sequential made = layers(8, 8), judge = layers(8, 1);
+      const EngineConfig config{.overlap = {.stage = stage}};
+      Engine generator(*made, communicator, wrapped_adamw, config);
+      Engine critic(*judge, communicator, wrapped_adamw, config);
+      const at::Tensor z = noise(communicator.rank(), 0);
+      const auto units = critic.strategy().list().units.size();
+      const auto whole = [&] {
+        std::vector<std::unique_ptr<train::UnshardedParameters>> held;
+        for (std::size_t u = 0; u < units; ++u) {
+          held.push_back(std::make_unique<train::UnshardedParameters>(critic.strategy(), u));
+        }
+        return held;
+      };
+      critic.backward(critic.forward([&] { return judge->forward(z).mean(); }));
+      at::Tensor loss;
+      {
+        const auto held = whole();
+        loss = generator.forward([&] { return judge->forward(made->forward(z)).mean(); });
+      }
+      critic.step();
+      const auto held = whole();
+      EXPECT_THROW(generator.backward(loss), c10::Error) << "stage " << stage;
+      generator.give_up_step();
     }
   });
 }

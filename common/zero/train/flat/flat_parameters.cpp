@@ -221,6 +221,13 @@ void FlatParameters::gather_exactly() {
 
 void FlatParameters::start_refresh() {
   wait_gather();  // of the last gather
+  // The update has changed a shard. A graph of another engine that has read the parameters knows
+  // them by their own version counters.
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (trainable_ && options_.sharded != Sharded::kNothing) {
+      torch::autograd::impl::bump_version(tensor(m));
+    }
+  }
   note_versions();
   if (!shards_parameters() && options_.sharded != Sharded::kNothing && trainable_)
     gather_into_buffer();
