@@ -253,11 +253,6 @@ void Checker::throw_at_once(bool yes) {
   throws_ = yes;
 }
 
-void Checker::seed(unsigned seed) {
-  const Lock lock(mutex_);
-  random_.seed(seed);
-}
-
 Counts Checker::counts() const {
   const Lock lock(mutex_);
   return counts_;

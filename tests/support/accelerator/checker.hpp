@@ -102,8 +102,6 @@ class Checker {
   std::vector<Finding> take_findings();
   /// If true, an access that is reported throws c10::Error as well; a free, in the next access.
   void throw_at_once(bool yes);
-  /// From now on how long events stay incomplete is drawn from this seed.
-  void seed(unsigned seed);
   Counts counts() const;
 
  private:
