@@ -24,34 +24,6 @@ std::string page(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Of n ranks with batches of 2 n samples, 6 tokens and 32 features in float32.
-std::string expected_of_published_attention(int n) {
-  const int bytes = 2 * n * 6 * 32 * 4, others = bytes / n * (n - 1);
-  const auto row = [](const char* axis, const char* kept, int held, int sent, const char* same) {
-    return fmt::format("  {:8}{:14}{:8}{:8}  {}\n", axis, kept, held, sent, same);
-  };
-  return fmt::format(
-             "{0} ranks, as published:\n"
-             "  x [{1}, 6, 32], q [2, 6, 32], k and v [{1}, 6, 32]: error\n"
-             "    einsum(): subscript b has size {1} for operand 1 which does not broadcast with "
-             "previously seen size 2\n"
-             "  x [{0}, 6, 32], q [1, 6, 32], k and v [{0}, 6, 32]: no error\n"
-             "    result [{2}, 6, 32]: right for 1 of {0} samples\n"
-             "a checkpoint:\n"
-             "  axis    kept             bytes    sent  same gradients\n",
-             n, 2 * n, n * n) +
-         row("data", "all", bytes, 0, "yes") + row("data", "1/N", bytes / n, others, "no") +
-         row("data", "1/N of each", bytes, 2 * others, "yes") +
-         row("tensor", "all", bytes, 0, "yes") + row("tensor", "1/N", bytes / n, others, "yes");
-}
-
-TEST(PublishedAttention, FailsOverDataRanksAndSavesOverTensorRanks) {
-  for (const int ranks : {2, 4}) {
-    EXPECT_EQ(run_program("published_attention", std::to_string(ranks)),
-              expected_of_published_attention(ranks));
-  }
-}
-
 struct CutRow {
   std::int64_t formula = 0, measured = 0;
   std::string published, of_the_batch, of_its_own;
@@ -150,7 +122,6 @@ TEST(ActivationPages, QuoteWhatTheProgramsPrint) {
                 run_program("activation_cuts"));
   expect_quoted("08_tensor_parallel/ulysses.md", "--ulysses 4",
                 printed_by_small_program("08_tensor_parallel", 4, "ulysses"));
-  expect_quoted("docs/literature.md", "published_attention", run_program("published_attention"));
 }
 
 }  // namespace
