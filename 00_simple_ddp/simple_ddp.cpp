@@ -7,7 +7,6 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/train/cost_sums.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero {
 
@@ -69,10 +68,6 @@ train::Costs SimpleDdp::costs() const {
                                   communicator_.size());
   }
   return {{v.parameters, v.trainable, v.optimizer}, sent};
-}
-
-void register_simple_ddp(train::Registry& registry) {
-  registry.add<SimpleDdp>("ddp", "00_simple_ddp", {"per_parameter", "flat"});
 }
 
 }  // namespace zero

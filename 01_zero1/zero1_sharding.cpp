@@ -3,7 +3,6 @@
 #include <ATen/record_function.h>
 
 #include <zero/train/cost_sums.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero {
 
@@ -45,10 +44,6 @@ train::Costs Zero1Sharding::costs() const {
   const std::int64_t gradients = reduces_each() ? v.own_trainable : v.trainable;
   const std::int64_t sent = naive_ ? v.all_reduced : v.reduced - v.own_reduced;
   return {{v.parameters, gradients, v.optimizer}, sent + v.others * v.own_trainable};
-}
-
-void register_zero1(train::Registry& registry) {
-  registry.add<Zero1Sharding>("zero1", "01_zero1", {"owner", "naive"});
 }
 
 }  // namespace zero

@@ -5,7 +5,6 @@
 
 #include <zero/memory/charge.hpp>
 #include <zero/train/cost_sums.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero {
 
@@ -51,10 +50,6 @@ train::Costs Zero2Sharding::costs() const {
   const train::CostSums v(*this);
   const std::int64_t sent = placeholders_ ? v.others * v.reduced : v.reduced - v.own_reduced;
   return {{v.parameters, v.own_trainable, v.optimizer}, sent + v.others * v.own_trainable};
-}
-
-void register_zero2(train::Registry& registry) {
-  registry.add<Zero2Sharding>("zero2", "02_zero2", {"during", "after", "placeholder"});
 }
 
 }  // namespace zero

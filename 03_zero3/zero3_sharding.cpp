@@ -6,7 +6,6 @@
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/cost_sums.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/unsharded_read.hpp>
 
 namespace zero {
@@ -87,10 +86,6 @@ train::Costs Zero3Sharding::costs() const {
   return {{v.own_parameters, v.own_trainable, v.optimizer},
           sent + v.others * gathered,
           v.others * gathered};
-}
-
-void register_zero3(train::Registry& registry) {
-  registry.add<Zero3Sharding>("zero3", "03_zero3", {"unit", "whole"});
 }
 
 }  // namespace zero

@@ -120,13 +120,13 @@ function(zero_add_benchmark program)
   endif()
 endfunction()
 
-# zero_add_chapters(<target> <function> <NN_name>...): the target has a function that registers the strategies of these
+# zero_add_chapters(<target> <function> <NN_name>...): the target has a function that registers the modes of these
 # chapters.
 function(zero_add_chapters target function)
   set(chapters ${ARGN})
   list(REMOVE_DUPLICATES chapters)
-  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/cmake/all_chapters.cpp")
-  list(TRANSFORM chapters PREPEND "zero_" OUTPUT_VARIABLE libraries)
+  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/engine/modes/all_chapters.cpp")
+  list(TRANSFORM chapters REPLACE "(.+)" "zero_\\1_modes" OUTPUT_VARIABLE libraries)
   target_link_libraries(${target} PUBLIC ${libraries})
   list(TRANSFORM chapters REPLACE "^[0-9]+_(.+)" "ZERO_CHAPTER(\\1)")
   list(JOIN chapters " " chapters)
@@ -135,6 +135,7 @@ endfunction()
 
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
 # the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>, if there are any;
+# engine/modes/<NN_name>.cpp, which has the names of its modes, the library zero_<NN_name>_modes;
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/register_chapter.cpp
 # with the library zero_chapter_bench the program <name>_bench; minimal.cpp, if there is one, the program
 # <NN_name>_minimal, which links little, so that it is built soon after a fresh clone, and autograd.cpp
@@ -169,8 +170,10 @@ function(zero_add_chapter chapter)
 
   set(programs "")
   if(ARG_MODE)
+    add_library(zero_${chapter}_modes STATIC "${PROJECT_SOURCE_DIR}/engine/modes/${chapter}.cpp")
+    zero_configure_target(zero_${chapter}_modes ${library})
     set(programs ${chapter})
-    zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step ${library})
+    zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step zero_${chapter}_modes)
     target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
       ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
     set_target_properties(${chapter} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # one function without LibTorch
@@ -192,7 +195,7 @@ function(zero_add_chapter chapter)
       PROPERTIES FIXTURES_REQUIRED parity_cells_are_empty FIXTURES_SETUP parity_cells)
     if(ZERO_BUILD_BENCHMARKS)
       zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/register_chapter.cpp"
-        LABELS ${chapter} LIBRARIES zero_chapter_bench ${library} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
+        LABELS ${chapter} LIBRARIES zero_chapter_bench zero_${chapter}_modes SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
       target_compile_definitions(${name}_bench PRIVATE ZERO_REGISTER_CHAPTER=register_${name})
       set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
     endif()

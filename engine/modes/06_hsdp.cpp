@@ -1,11 +1,9 @@
-// The names under which the ladder, the tests, the benchmarks and the engine find the strategies of
-// this chapter.
+// The names of this chapter's modes.
 #include <fmt/format.h>
 
+#include <06_hsdp/hierarchical_ddp.hpp>
+#include <06_hsdp/hsdp.hpp>
 #include <zero/train/registry.hpp>
-
-#include "hierarchical_ddp.hpp"
-#include "hsdp.hpp"
 
 namespace zero {
 

@@ -1,10 +1,8 @@
-// The names under which the ladder, the tests, the benchmarks and the engine find the strategies of
-// this chapter.
+// The names of this chapter's modes.
 #include <fmt/format.h>
 
+#include <07_zero_plus_plus/zero_plus_plus.hpp>
 #include <zero/train/registry.hpp>
-
-#include "zero_plus_plus.hpp"
 
 namespace zero {
 

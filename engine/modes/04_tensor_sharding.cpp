@@ -1,10 +1,8 @@
-// The names under which the ladder, the tests and the benchmarks find the strategies of this
-// chapter.
+// The names of this chapter's modes.
+#include <04_tensor_sharding/tensor_zero1.hpp>
+#include <04_tensor_sharding/tensor_zero2.hpp>
+#include <04_tensor_sharding/tensor_zero3.hpp>
 #include <zero/train/registry.hpp>
-
-#include "tensor_zero1.hpp"
-#include "tensor_zero2.hpp"
-#include "tensor_zero3.hpp"
 
 namespace zero {
 

@@ -1,10 +1,8 @@
-// The names under which the ladder, the tests, the benchmarks and the engine find the strategies of
-// this chapter.
+// The names of this chapter's modes.
 #include <fmt/format.h>
 
+#include <05_prefetch_overlap/overlap.hpp>
 #include <zero/train/registry.hpp>
-
-#include "overlap.hpp"
 
 namespace zero {
 

@@ -1,0 +1,11 @@
+// The names of this chapter's modes.
+#include <03_zero3/zero3_sharding.hpp>
+#include <zero/train/registry.hpp>
+
+namespace zero {
+
+void register_zero3(train::Registry& registry) {
+  registry.add<Zero3Sharding>("zero3", "03_zero3", {"unit", "whole"});
+}
+
+}  // namespace zero
