@@ -1,26 +1,22 @@
 """Compares the project's safetensors files with those of the `safetensors` Python package.
 
     safetensors_roundtrip.py write FOLDER    writes FOLDER/from_python.safetensors
-    (C++ reads that, and writes all of it again as FOLDER/from_cpp.safetensors and, in files of at
-    most 2000 bytes, as FOLDER/from_cpp_several/; common/zero/safetensors/peer_test.cpp does so)
-    safetensors_roundtrip.py check FOLDER    compares all three, bit for bit
+    (C++ reads that, and writes all of it again as FOLDER/from_cpp.safetensors;
+    common/zero/safetensors/peer_test.cpp does so)
+    safetensors_roundtrip.py check FOLDER    compares both, bit for bit
 
-Exit code 0 where everything is equal. Needs torch, safetensors and huggingface_hub (transformers
-brings it), all in requirements-peers.txt.
+Exit code 0 where everything is equal. Needs torch and safetensors (requirements-peers.txt).
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 METADATA = {"format": "pt", "note": "written by Python: \u00e9\n\"quoted\""}
-MAX_BYTES = 2000
 SHAPES = [[], [0], [1], [7], [3, 0, 5], [2, 3], [5, 3, 2, 7], [1021]]
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64,
@@ -70,28 +66,6 @@ def check_single(folder, expected):
             yield f"{path.name}: metadata is {file.metadata()}, must be {METADATA}"
 
 
-def check_several(folder, expected):
-    several = folder / "from_cpp_several"
-    text = (several / "model.safetensors.index.json").read_text()
-    index = json.loads(text)
-    if text != json.dumps(index, indent=2, sort_keys=True) + "\n":
-        yield "the index is not laid out as transformers lays it out"
-    with safe_open(folder / "from_python.safetensors", framework="pt") as file:
-        in_file_order = {name: expected[name] for name in file.offset_keys()}
-    # Tensors without elements have one address, which huggingface_hub takes for shared storage.
-    in_file_order = {name: tensor for name, tensor in in_file_order.items() if tensor.numel() > 0}
-    split = split_torch_state_dict_into_shards(in_file_order, max_shard_size=MAX_BYTES)
-    weight_map = {name: index["weight_map"].get(name) for name in in_file_order}
-    if weight_map != split.tensor_to_filename:
-        yield "the tensors are not cut into files as huggingface_hub cuts them"
-    if index["metadata"]["total_size"] != split.metadata["total_size"]:
-        yield f"total_size is {index['metadata']['total_size']}, must be {split.metadata}"
-    found = {}
-    for name in sorted(set(index["weight_map"].values())):
-        found.update(load_file(several / name))
-    yield from differences(expected, found, several.name)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("step", choices=["write", "check"])
@@ -104,7 +78,6 @@ def main():
     expected = some_tensors()
     problems = list(differences(expected, load_file(path), path.name))
     problems += check_single(arguments.folder, expected)
-    problems += check_several(arguments.folder, expected)
     print("\n".join(problems) or f"{len(expected)} tensors are equal bit for bit")
     return 1 if problems else 0
 

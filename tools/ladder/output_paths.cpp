@@ -74,7 +74,7 @@ void check_output_paths(const Options& o, bool writes) {
   add("--json", o.json);
   add("--memory-timeline", o.pictures.memory_timeline);
   add("--trace", o.pictures.trace);
-  add("--save", o.save, {"config.json", "model.safetensors", "model.safetensors.index.json"});
+  add("--save", o.save, {"config.json", "model.safetensors"});
   add("--checkpoint", o.checkpoint.folder, {io::checkpoint::kManifestFile});
   for (int rank = 0; rank < o.world_size && !o.pictures.trace.empty(); ++rank) {
     for (const std::string& mode : o.modes) add("--trace", o.pictures.trace_file(mode, rank));

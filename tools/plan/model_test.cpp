@@ -96,7 +96,7 @@ TEST(ModelFiles, HeadersCountWhateverTheArchitecture) {
     tensors.emplace_back("h." + std::to_string(i) + ".attn.weight", at::zeros({i + 1, 4}));
     tensors.emplace_back("h." + std::to_string(i) + ".mlp.0.weight", at::zeros({4}));
   }
-  testing::save_safetensors_folder(folder.path(), tensors, /*max_bytes=*/100'000);
+  testing::save_safetensors_folder(folder.path(), tensors);
   const Model without_config = model_of_files(folder / "model.safetensors");
   EXPECT_EQ(without_config.root, 41);
   ASSERT_EQ(without_config.units.size(), 11U);
@@ -123,8 +123,7 @@ TEST(ModelFiles, ADifferenceBetweenConfigAndWeightsIsSaid) {
   const TestFolder folder;
   folder.write("config.json", nn::to_hugging_face_json(nn::preset("tiny")).dump());
   testing::save_safetensors_folder(folder.path(),
-                                   {{"model.embed_tokens.weight", at::zeros({256, 64})}},
-                                   /*max_bytes=*/1'000'000);
+                                   {{"model.embed_tokens.weight", at::zeros({256, 64})}});
   const Model model = model_of_files(folder.path());
   EXPECT_EQ(model.parameters, 256 * 64);
   EXPECT_THAT(model.notes, Contains(HasSubstr("hold 16,384")));

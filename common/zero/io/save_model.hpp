@@ -1,18 +1,17 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 
-#include <zero/safetensors/safetensors.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::io {
 
-/// Writes the model of `strategy` to `folder` in the layout of transformers' save_pretrained:
-/// `config` as config.json, and the parameters as safetensors in their own dtype, a tied one once,
-/// in files of at most `max_bytes` (see safetensors::FolderWriter). Rank 0 writes; other ranks
-/// need not see the folder.
+/// Writes the model of `strategy` to `folder` as transformers' save_pretrained does for a model of
+/// one file: `config` as config.json, and the parameters as model.safetensors in their own dtype, a
+/// tied one once. Rank 0 writes, and makes the folder if there is none; other ranks need not see
+/// it. Each file replaces an earlier one of its name when it is complete. Where an earlier model
+/// lies in several files, they stay, but no reader looks at them beside a model.safetensors.
 ///
 /// Parameters are made whole unit by unit, so a rank holds at most what it owns and the largest
 /// unit, plus safetensors::kScratchBytes on rank 0. Called by all ranks, between steps; blocks
@@ -23,7 +22,6 @@ namespace zero::io {
 /// @throws zero::Error on every rank, with rank 0's reason, if the folder cannot be written or is
 /// full; its earlier contents then stay.
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
-                const std::filesystem::path& folder,
-                std::int64_t max_bytes = safetensors::FolderWriter::kDefaultMaxBytes);
+                const std::filesystem::path& folder);
 
 }  // namespace zero::io

@@ -38,9 +38,9 @@ const at::Tensor& find(const safetensors::NamedTensors& tensors, const std::stri
 // A model whose first values are those of `tensors`, which lie in a folder.
 struct Stored {
   Stored(const nn::LlamaConfig& config, const safetensors::NamedTensors& tensors,
-         std::int64_t max_bytes = 1 << 30)
+         std::size_t per_file = 0)
       : model(make_deferred<nn::Llama>(config)), list(nn::list_parameters(*model)) {
-    save_safetensors_folder(folder.path(), tensors, max_bytes);
+    save_safetensors_folder(folder.path(), tensors, per_file);
     values.emplace(folder.path(), list, llama_values_options(config, /*seed=*/7));
     initialize_parameters(*model, *values);
   }
@@ -54,7 +54,7 @@ TEST(StoredValues, OfAnyDtypeBecomeTheParametersExactlyAsTensorToDoes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
     const safetensors::NamedTensors tensors = random_weights(nn::preset("tiny"), dtype);
-    const Stored stored(nn::preset("tiny"), tensors, /*max_bytes=*/100'000);  // several files
+    const Stored stored(nn::preset("tiny"), tensors, /*per_file=*/5);
     const StoredValues& values = *stored.values;
     for (const nn::Parameter& p : stored.list.parameters) {
       EXPECT_EQ(p.tensor.scalar_type(), at::kFloat);
@@ -75,7 +75,7 @@ TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
     safetensors::NamedTensors tensors = good;
     std::erase_if(tensors, [&](const auto& item) { return item.first == name; });
     if (other.defined()) tensors.emplace_back(name, other);
-    return [tiny, tensors] { Stored(tiny, tensors, /*max_bytes=*/100'000); };
+    return [tiny, tensors] { Stored(tiny, tensors, /*per_file=*/5); };
   };
   EXPECT_NO_THROW(Stored(tiny, good));
   expect_error(with("model.layers.1.mlp.up_proj.weight", at::Tensor()),

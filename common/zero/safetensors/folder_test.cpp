@@ -48,109 +48,21 @@ class SafetensorsFolders : public ::testing::Test {
   NamedTensors tensors_;
 };
 
-TEST_F(SafetensorsFolders, OneFileWhereAllFits) {
-  save_safetensors_folder(folder_.path(), tensors_, /*max_bytes=*/280);
-  EXPECT_EQ(folder_.listing(), Listing{"model.safetensors"});
+TEST_F(SafetensorsFolders, OfOneFileAreReadAsTheFileIs) {
+  save_safetensors_folder(folder_.path(), tensors_);
   expect_all_tensors(folder_.path());
   expect_all_tensors(folder_ / "model.safetensors");
-  EXPECT_EQ(File(folder_ / "model.safetensors").metadata(), (Metadata{{"format", "pt"}}));
 }
 
-TEST_F(SafetensorsFolders, SeveralFilesAndAnIndexWhereNot) {
-  save_safetensors_folder(folder_.path(), tensors_, /*max_bytes=*/120);
+TEST_F(SafetensorsFolders, OfSeveralFilesAreReadByTheirIndex) {
+  save_safetensors_folder(folder_.path(), tensors_, /*per_file=*/3);
   EXPECT_EQ(folder_.listing(),
             (Listing{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
                      "model-00003-of-00003.safetensors", kIndex}));
   expect_all_tensors(folder_.path());
-  EXPECT_EQ(Folder(folder_.path()).names().front(), "layer.0");
-  EXPECT_EQ(File(folder_ / "model-00002-of-00003.safetensors").names(),
-            (Listing{"layer.3", "layer.4", "layer.5"}));
-}
-
-TEST_F(SafetensorsFolders, TheIndexIsTheTextThatTransformersWrites) {
-  save_safetensors_folder(folder_.path(), {{"b", at::ones({4})}, {"a", at::ones({2}, at::kHalf)}},
-                          /*max_bytes=*/16);
-  EXPECT_EQ(testing::read_bytes(folder_ / kIndex),
-            R"({
-  "metadata": {
-    "total_parameters": 6,
-    "total_size": 20
-  },
-  "weight_map": {
-    "a": "model-00002-of-00002.safetensors",
-    "b": "model-00001-of-00002.safetensors"
-  }
-}
-)");
-}
-
-TEST_F(SafetensorsFolders, ATensorThatIsTooLargeGetsAFileOfItsOwn) {
-  save_safetensors_folder(folder_.path(),
-                          {{"a", at::ones({5})}, {"large", at::ones({100})}, {"b", at::ones({5})}},
-                          /*max_bytes=*/40);
-  EXPECT_EQ(File(folder_ / "model-00001-of-00002.safetensors").names(), Listing{"large"});
-  EXPECT_EQ(File(folder_ / "model-00002-of-00002.safetensors").names(), (Listing{"a", "b"}));
-}
-
-TEST_F(SafetensorsFolders, TensorsAreStreamedInAnyOrder) {
-  std::vector<Spec> specs;
-  for (const auto& [name, tensor] : tensors_) specs.push_back({name, at::kFloat, {10}});
-  FolderWriter writer(folder_ / "new/folder", specs, /*max_bytes=*/80);
-  for (auto it = tensors_.rbegin(); it != tensors_.rend(); ++it)
-    writer.write(it->first, it->second);
-  writer.finish();
-  expect_all_tensors(folder_ / "new/folder");
-}
-
-TEST_F(SafetensorsFolders, ANewSaveReplacesAnOldOneWhole) {
-  folder_.write("config.json", "{}");
-  folder_.write("model-notes.safetensors.txt", "not weights");
-  const auto listing_after = [&](std::int64_t max_bytes) {
-    save_safetensors_folder(folder_.path(), tensors_, max_bytes);
-    expect_all_tensors(folder_.path());
-    return folder_.listing().size() - 2;
-  };
-  EXPECT_EQ(listing_after(40), 7 + 1);
-  EXPECT_EQ(listing_after(120), 3 + 1);
-  EXPECT_EQ(listing_after(1000), 1);
-  EXPECT_EQ(listing_after(120), 3 + 1);
-  EXPECT_EQ(listing_after(120), 3 + 1);
-}
-
-TEST_F(SafetensorsFolders, AnUnfinishedSaveLeavesTheOldOne) {
-  save_safetensors_folder(folder_.path(), tensors_, /*max_bytes=*/120);
-  const Listing before = folder_.listing();
-  {
-    FolderWriter writer(folder_.path(), {{"x", at::kFloat, {4}}, {"y", at::kFloat, {4}}},
-                        /*max_bytes=*/16);
-    writer.write("x", at::ones({4}));
-    expect_error([&] { writer.finish(); }, {"1 of 1 tensors", "\"y\""});
-    expect_error([&] { writer.write("z", at::ones({4})); }, {"\"z\"", "among its 2"});
-  }
-  EXPECT_EQ(folder_.listing(), before);
-  expect_all_tensors(folder_.path());
-}
-
-TEST_F(SafetensorsFolders, ASaveIsFinishedOnceNothingIsMissing) {
-  FolderWriter writer(folder_.path(), {{"x", at::kFloat, {4}}, {"y", at::kFloat, {4}}},
-                      /*max_bytes=*/16);
-  writer.write("x", at::ones({4}));
-  expect_error([&] { writer.finish(); }, {"\"y\""});
-  writer.write("y", at::ones({4}));
-  writer.finish();
-  EXPECT_EQ(Folder(folder_.path()).names(), (Listing{"x", "y"}));
-}
-
-TEST_F(SafetensorsFolders, SavesThatAreRefused) {
-  const auto save = [&](const std::string& name, const NamedTensors& tensors, std::int64_t max) {
-    return [&, name, tensors, max] { save_safetensors_folder(folder_ / name, tensors, max); };
-  };
-  folder_.write("file", "");
-  expect_error(save("file", tensors_, 40), {"file", "cannot be made a folder"});
-  // Twice the same name, in two files.
-  const NamedTensors twice = {{"a", at::ones({9})}, {"a", at::ones({9})}};
-  expect_error(save("w", twice, 40), {"\"a\"", "given twice"});
-  EXPECT_EQ(folder_.listing(), Listing{"file"});
+  const Folder weights(folder_.path());
+  EXPECT_EQ(weights.names().front(), "layer.0");
+  EXPECT_EQ(weights.file_of("layer.5"), folder_ / "model-00002-of-00003.safetensors");
 }
 
 TEST_F(SafetensorsFolders, FoldersWithoutWeights) {
@@ -200,7 +112,7 @@ TEST_F(SafetensorsFolders, IndexesThatLie) {
 }
 
 TEST_F(SafetensorsFolders, ABrokenFileIsNamed) {
-  save_safetensors_folder(folder_.path(), tensors_, /*max_bytes=*/120);
+  save_safetensors_folder(folder_.path(), tensors_, /*per_file=*/3);
   std::filesystem::resize_file(folder_ / "model-00002-of-00003.safetensors", 100);
   expect_error([&] { Folder weights(folder_.path()); },
                {"model-00002-of-00003.safetensors", "cut short"});

@@ -131,7 +131,7 @@ TEST(SafetensorsFuzz, DamagedFilesAreRefusedOrReadInBounds) {
 TEST(SafetensorsFuzz, DamagedIndexesAreRefusedOrRead) {
   const TestFolder folder;
   save_safetensors_folder(folder.path(), {{"a", at::ones({3})}, {"b", at::ones({5})}},
-                          /*max_bytes=*/20);
+                          /*per_file=*/1);
   const int refused = times_refused(folder, "model.safetensors.index.json", "", [&] {
     const Folder weights(folder.path());
     for (const std::string& tensor : weights.names()) weights.read(tensor);

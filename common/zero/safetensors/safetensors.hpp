@@ -2,7 +2,6 @@
 
 #include <zero/safetensors/file.hpp>
 #include <zero/safetensors/folder.hpp>
-#include <zero/safetensors/folder_writer.hpp>
 #include <zero/safetensors/writer.hpp>
 
 /// Weights in the safetensors format (https://github.com/huggingface/safetensors, "Format"), which

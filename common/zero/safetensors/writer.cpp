@@ -48,7 +48,7 @@ void Writer::write(const std::string& name, const at::Tensor& tensor) {
   written_[position] = true;
 }
 
-void Writer::check_complete() const {
+void Writer::finish() {
   const auto missing = std::find(written_.begin(), written_.end(), false);
   if (missing != written_.end()) {
     const auto& first = entries_[static_cast<std::size_t>(missing - written_.begin())];
@@ -56,18 +56,8 @@ void Writer::check_complete() const {
                                       std::count(written_.begin(), written_.end(), false),
                                       written_.size(), shown(first.name)));
   }
-}
-
-void Writer::complete() {
-  check_complete();
   file_->complete();
-}
-
-void Writer::publish() { file_->publish(); }
-
-void Writer::finish() {
-  complete();
-  publish();
+  file_->publish();
 }
 
 void save(const fs::path& path, const NamedTensors& tensors, const Metadata& metadata) {

@@ -41,12 +41,6 @@ class Writer {
   void finish();
 
  private:
-  friend class FolderWriter;
-
-  void check_complete() const;  // the parts of finish()
-  void complete();
-  void publish();
-
   std::unique_ptr<base::AtomicFile> file_;
   std::vector<Entry> entries_;
   Index index_;
