@@ -10,6 +10,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
+#include <zero/base/keys.hpp>
 #include <zero/base/table.hpp>
 #include <zero/safetensors/safetensors.hpp>
 
@@ -89,11 +90,15 @@ void count_tensors(const fs::path& weights, Model& model) {
 // What other architectures call the sizes of a transformer; 0 if a file says nothing, or has a
 // list with a size for each layer.
 Shape rough_shape(const nlohmann::json& config) {
-  const auto size = [&](std::initializer_list<const char*> keys, std::int64_t most) {
-    for (const char* key : keys) {
+  const auto size = [&](std::initializer_list<const char*> names, std::int64_t most) {
+    for (const char* key : names) {
       const auto value = config.value(key, nlohmann::json());
       if (value.is_null() || value.is_structured()) continue;
-      return nn::size_from_json(config, key, /*least=*/0, most);
+      std::int64_t size = 0;
+      base::Keys keys("config.json");
+      keys.count(key, 0, size, most);
+      keys.read(nlohmann::json::object({{key, value}}));
+      return size;
     }
     return std::int64_t{0};
   };

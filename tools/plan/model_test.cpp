@@ -152,9 +152,8 @@ TEST(ModelFiles, SizesThatNoModelHasAreRefusedWithAndWithoutWeights) {
     nlohmann::json config = nn::to_hugging_face_json(nn::preset("tiny"));
     config[key] = nlohmann::json::parse(value);
     const auto path = folder.write("config.json", config.dump());
-    const std::string expected =
-        fmt::format("{}: field '{}' of config.json is {}, but must be an integer from ",
-                    path.string(), key, value);
+    const std::string expected = fmt::format(
+        "{}: config.json: {} is {}; it must be a whole number from ", path.string(), key, value);
     EXPECT_THAT(refusal_of(folder.path()), HasSubstr(expected + "1 to "));
     testing::save_safetensors_folder(folder.path(), {{"h.0.weight", at::zeros({4, 4})}});
     EXPECT_THAT(refusal_of(folder.path()), HasSubstr(expected + "0 to "));
@@ -186,10 +185,10 @@ TEST(ModelFiles, BadOnesAreRefused) {
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("no model is there"));
   EXPECT_THAT(refusal_of(folder / "nowhere"), HasSubstr("no model is there"));
   folder.write("config.json", R"({"model_type": "gpt2"})");
-  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("'gpt2'"));
+  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("model_type is \"gpt2\""));
   EXPECT_THAT(refusal_of(folder / "notes.txt"), HasSubstr("no model is there"));
   folder.write("config.json", "{");
-  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("not a JSON object"));
+  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("config.json is not JSON"));
   folder.write("model.safetensors", "short");
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("config.json"));
   folder.write("config.json", R"({"model_type": "gpt2"})");

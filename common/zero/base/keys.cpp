@@ -17,13 +17,13 @@ namespace {
 
 constexpr double kMib = 1 << 20;
 constexpr double kMostMib = 1e9;
-constexpr double kMostCount = 9e15;  // every whole number up to here is a double
 
 // Accepts 5e8 as well as 500000000. The result is the least number there is if `value` is no whole
 // number, so that no limit from below allows it.
 std::int64_t as_count(const nlohmann::json& value) {
   const double number = value.is_number() ? value.get<double>() : 0.5;
-  const bool whole = number == std::floor(number) && std::abs(number) <= kMostCount;
+  const bool whole =
+      number == std::floor(number) && std::abs(number) <= static_cast<double>(Keys::kMostCount);
   return whole ? static_cast<std::int64_t>(number) : std::numeric_limits<std::int64_t>::min();
 }
 
@@ -49,10 +49,10 @@ void Keys::real(const std::string& key, const std::string& right, double& out) {
       [&out] { return Json(out); });
 }
 
-void Keys::count(const std::string& key, std::int64_t least, std::int64_t& out) {
+void Keys::count(const std::string& key, std::int64_t least, std::int64_t& out, std::int64_t most) {
   count_if(
-      key, [least](std::int64_t n) { return n >= least; },
-      fmt::format("a whole number from {} to {:g}", least, kMostCount), out);
+      key, [=](std::int64_t n) { return n >= least && n <= most; },
+      fmt::format("a whole number from {} to {:.8g}", least, static_cast<double>(most)), out);
 }
 
 void Keys::count_if(const std::string& key, std::function<bool(std::int64_t)> is_right,
@@ -77,7 +77,7 @@ void Keys::count_or(const std::string& key, const std::string& word, std::int64_
         if (value != as_word && number < least) {
           refuse(key, value,
                  fmt::format("{} or a whole number from {} to {:g}", as_word.dump(), least,
-                             kMostCount));
+                             static_cast<double>(kMostCount)));
         }
         out = number;
       },
@@ -137,13 +137,15 @@ void Keys::read(const Json& object) const {
 
 void Keys::read(const std::string& text) const { read(json_object(text, where_)); }
 
-std::string Keys::text() const {
+Keys::Json Keys::json() const {
   Json object = Json::object();
   for (const auto& [key, field] : fields_) {
     if (field.give) object[key] = field.give();
   }
-  return object.dump(/*indent=*/0);
+  return object;
 }
+
+std::string Keys::text() const { return json().dump(/*indent=*/0); }
 
 void Keys::refuse(const std::string& key, const Json& value, const std::string& right) const {
   throw Error(fmt::format("{}: {} is {}; it must be {}", where_, key, value.dump(), right));

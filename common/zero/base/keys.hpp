@@ -18,6 +18,8 @@ namespace zero::base {
 class Keys {
  public:
   using Json = nlohmann::json;
+  /// Every whole number up to here is a double.
+  static constexpr std::int64_t kMostCount = 9'000'000'000'000'000;
 
   /// `where`: for messages. With `notes`, "auto" is read as a key that is left out, and noted.
   explicit Keys(std::string where, std::vector<std::string>* notes = nullptr)
@@ -28,8 +30,9 @@ class Keys {
   // Fields must outlive this object.
 
   void flag(const std::string& key, bool& out);
-  /// A whole number of `least` or more.
-  void count(const std::string& key, std::int64_t least, std::int64_t& out);
+  /// A whole number from `least` to `most`.
+  void count(const std::string& key, std::int64_t least, std::int64_t& out,
+             std::int64_t most = kMostCount);
   /// The same for which `is_right`; `right` says what is.
   void count_if(const std::string& key, std::function<bool(std::int64_t)> is_right,
                 const std::string& right, std::int64_t& out);
@@ -55,7 +58,9 @@ class Keys {
   /// listing the known ones, and for a value of the wrong type or out of range.
   void read(const Json& object) const;
   void read(const std::string& text) const;
-  /// A JSON object with every key, each on a line of its own.
+  /// A JSON object with every key that is written too.
+  Json json() const;
+  /// Its text, each key on a line of its own.
   std::string text() const;
   [[noreturn]] void refuse(const std::string& key, const Json& value,
                            const std::string& right) const;

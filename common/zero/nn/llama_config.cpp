@@ -6,7 +6,7 @@
 #include <ranges>
 
 #include <zero/base/error.hpp>
-#include <zero/base/json_depth.hpp>
+#include <zero/base/keys.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/base/names.hpp>
 #include <zero/nn/llama_config.hpp>
@@ -29,82 +29,31 @@ const std::map<std::string, LlamaConfig, std::less<>>& presets() {
   return all;
 }
 
-// A value for a message. Arrays and objects are only named: writing out deep nesting would need as
-// much stack.
-std::string value_text(const json& value) {
-  constexpr std::size_t kLongest = 80;
-  if (value.is_structured()) return fmt::format("an {}", value.type_name());
-  const std::string text = value.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true);
-  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
-}
-
-// Reads fields of a config.json and says in every error which field is meant.
-class Fields {
- public:
-  explicit Fields(const json& object) : object_(object) {}
-
-  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-
-  template <class T>
-  T get(const char* key) const {
-    need(key);
-    try {
-      return object_[key].get<T>();
-    } catch (const json::exception&) {
-      throw Error(fmt::format("field '{}' of config.json has the wrong type: {}", key,
-                              value_text(object_[key])));
-    }
-  }
-
-  template <class T>
-  T get_or(const char* key, T fallback) const {
-    return has(key) ? get<T>(key) : fallback;
-  }
-
-  std::int64_t size(const char* key, std::int64_t most = kLargestSize) const {
-    need(key);
-    return size_from_json(object_, key, /*least=*/1, most);
-  }
-
-  // Throws if a feature that is not supported is switched on.
-  template <class T>
-  void expect(const char* key, const T& expected) const {
-    if (get_or<T>(key, expected) == expected) return;
-    throw Error(fmt::format("field '{}' of config.json is {}, but only {} is supported", key,
-                            value_text(object_[key]), json(expected).dump()));
-  }
-
- private:
-  void need(const char* key) const {
-    if (!has(key)) throw Error(fmt::format("config.json has no field '{}'", key));
-  }
-
-  const json& object_;
-};
-
-double read_rope_theta(const Fields& fields) {
-  constexpr double kTransformersDefault = 10000.0;
-  if (fields.has("rope_parameters")) {
-    const json parameters = fields.get<json>("rope_parameters");
-    const Fields rope(parameters);
-    rope.expect<std::string>("rope_type", "default");
-    return rope.get_or("rope_theta", fields.get_or("rope_theta", kTransformersDefault));
-  }
-  if (fields.has("rope_scaling")) {
-    throw Error(
-        "field 'rope_scaling' of config.json is set, but scaled rotary positions are not "
-        "supported");
-  }
-  return fields.get_or("rope_theta", kTransformersDefault);
-}
-
-// The default of transformers for a file without head_dim.
-std::int64_t usual_head_size(std::int64_t hidden, std::int64_t heads) {
-  if (hidden % heads == 0) return hidden / heads;
-  throw Error(
-      fmt::format("field 'hidden_size' of config.json is {} and not a multiple of "
-                  "'num_attention_heads', {}: one of them must change, or 'head_dim' be given",
-                  hidden, heads));
+// The fields under Hugging Face's names, and what is supported with one value alone.
+void declare(base::Keys& keys, LlamaConfig& c) {
+  const auto only = [&keys](const char* key, const json& right) {
+    keys.field(
+        key,
+        [&keys, key, right](const json& value) {
+          if (value != right) keys.refuse(key, value, right.dump());
+        },
+        [right] { return right; });
+  };
+  only("model_type", "llama");
+  only("hidden_act", "silu");
+  only("attention_bias", false);
+  only("mlp_bias", false);
+  keys.count("vocab_size", 1, c.vocabulary, kLargestSize);
+  keys.count("hidden_size", 1, c.hidden, kLargestSize);
+  keys.count("num_hidden_layers", 1, c.layers, kMostLayers);
+  keys.count("num_attention_heads", 1, c.heads, kLargestSize);
+  keys.count("num_key_value_heads", 1, c.kv_heads, kLargestSize);
+  keys.count("head_dim", 1, c.head_size, kLargestSize);
+  keys.count("intermediate_size", 1, c.mlp, kLargestSize);
+  keys.real("rope_theta", "a number above 0", c.rope_theta);
+  keys.real("rms_norm_eps", "a number above 0", c.norm_eps);
+  keys.flag("tie_word_embeddings", c.tied);
+  keys.real("initializer_range", "a number of 0 or more", c.initializer_range);
 }
 
 // The number of elements: exact up to 2^53, which is more than check() accepts. The sizes of an
@@ -120,29 +69,13 @@ double count_elements(const LlamaConfig& c) {
   return embedding + static_cast<double>(c.layers) * layer + hidden + head;
 }
 
-void check_size(std::int64_t value, const char* name, std::int64_t most = kLargestSize,
-                std::int64_t least = 1) {
-  if (value >= least && value <= most) return;
+// The default of transformers for a file without head_dim.
+std::int64_t usual_head_size(const LlamaConfig& config) {
+  if (config.hidden % config.heads == 0) return config.hidden / config.heads;
   throw Error(
-      fmt::format("{} of the model is {}, but must be from {} to {}", name, value, least, most));
-}
-
-void check_sizes(const LlamaConfig& config) {
-  check_size(config.vocabulary, "the vocabulary");
-  check_size(config.hidden, "the hidden size");
-  check_size(config.layers, "the number of layers", kMostLayers);
-  check_size(config.heads, "the number of heads");
-  check_size(config.kv_heads, "the number of key/value heads");
-  check_size(config.head_size, "the head size");
-  check_size(config.mlp, "the MLP size");
-  check_size(config.classes, "the number of classes", kLargestSize, /*least=*/0);
-  if (count_elements(config) > static_cast<double>(kMostParameters)) {
-    throw Error(fmt::format(
-        "{} layers of hidden size {}, {} heads of {} and MLP size {}, with a vocabulary of {}, "
-        "have more than {} parameters: smaller sizes are needed",
-        config.layers, config.hidden, config.heads, config.head_size, config.mlp, config.vocabulary,
-        kMostParameters));
-  }
+      fmt::format("config.json: hidden_size is {}; without head_dim it must be a multiple of "
+                  "num_attention_heads, {}",
+                  config.hidden, config.heads));
 }
 
 }  // namespace
@@ -164,24 +97,26 @@ LlamaConfig preset(std::string_view name) {
 }
 
 void check(const LlamaConfig& config) {
-  check_sizes(config);
-  if (config.heads % config.kv_heads != 0) {
-    throw Error(fmt::format("{} heads cannot be shared evenly by {} key/value heads", config.heads,
-                            config.kv_heads));
-  }
-  if (config.head_size % 2 != 0) {
-    throw Error(fmt::format("the head size is {}, but rotary positions turn pairs: it must be even",
-                            config.head_size));
-  }
-  if (!(config.norm_eps > 0) || !(config.rope_theta > 0) || !(config.initializer_range >= 0)) {
-    throw Error(
-        fmt::format("norm epsilon {}, rotary theta {} and initializer range {} must be positive",
-                    config.norm_eps, config.rope_theta, config.initializer_range));
-  }
-  if (!at::isFloatingType(config.dtype)) {
-    throw Error(fmt::format("parameters cannot be {}: use float, double, bfloat16 or half",
-                            c10::toString(config.dtype)));
-  }
+  LlamaConfig copy = config;
+  base::Keys keys("the model");
+  declare(keys, copy);
+  keys.count("classes", 0, copy.classes, kLargestSize);
+  keys.require([&] { return count_elements(config) <= static_cast<double>(kMostParameters); },
+               fmt::format("{} have more than {} parameters: smaller sizes are needed",
+                           keys.json().dump(), kMostParameters));
+  keys.require([&] { return config.heads % config.kv_heads == 0; },
+               fmt::format("{} heads cannot be shared evenly by {} key/value heads", config.heads,
+                           config.kv_heads));
+  keys.require([&] { return config.head_size % 2 == 0; },
+               fmt::format("the head size is {}, but rotary positions turn pairs: it must be even",
+                           config.head_size));
+  keys.require([&] { return config.norm_eps > 0 && config.rope_theta > 0; },
+               fmt::format("norm epsilon {} and rotary theta {} must be positive", config.norm_eps,
+                           config.rope_theta));
+  keys.require([&] { return at::isFloatingType(config.dtype); },
+               fmt::format("parameters cannot be {}: use float, double, bfloat16 or half",
+                           c10::toString(config.dtype)));
+  keys.read(keys.json());
 }
 
 void check_tensor_parallel(const LlamaConfig& config, int ranks) {
@@ -198,44 +133,34 @@ void check_tensor_parallel(const LlamaConfig& config, int ranks) {
   expect_even(config.vocabulary, "tokens in its vocabulary");
 }
 
-std::int64_t size_from_json(const json& config, const char* key, std::int64_t least,
-                            std::int64_t most) {
-  const json& value = config.at(key);
-  // A number that does not fit 63 bits becomes negative here, and no size may be negative.
-  const std::int64_t size = value.is_number_integer() ? value.get<std::int64_t>() : -1;
-  if (size >= least && size <= most) return size;
-  throw Error(fmt::format("field '{}' of config.json is {}, but must be an integer from {} to {}",
-                          key, value_text(value), least, most));
-}
-
 LlamaConfig llama_config_from_json(std::string_view text) {
-  const json object =
-      json::parse(text, base::bounded_depth("config.json"), /*allow_exceptions=*/false);
-  if (!object.is_object()) throw Error("config.json is not a JSON object");
-  const Fields fields(object);
-  if (fields.get<std::string>("model_type") != "llama") {
-    throw Error(
-        fmt::format("config.json describes a model of type '{}', but only 'llama' is supported",
-                    fields.get<std::string>("model_type")));
+  json object = base::json_object(std::string(text), "config.json");
+  // What transformers assumes of fields that a file leaves out.
+  LlamaConfig config{.rope_theta = 10000.0, .norm_eps = 1e-6, .tied = false};
+  base::Keys keys("config.json");
+  declare(keys, config);
+  keys.field("rope_type", [&](const json& value) {
+    if (value != "default") keys.refuse("rope_type", value, "\"default\"");
+  });
+  keys.field("rope_scaling", [&](const json& value) {
+    keys.refuse("rope_scaling", value, "null: scaled rotary positions are not supported");
+  });
+  // The newer form, which replaces both older fields.
+  if (const json rope = object.value("rope_parameters", json()); rope.is_object()) {
+    object.erase("rope_scaling");
+    object.update(rope);
   }
-  fields.expect<std::string>("hidden_act", "silu");
-  fields.expect("attention_bias", false);
-  fields.expect("mlp_bias", false);
-
-  LlamaConfig config;
-  config.vocabulary = fields.size("vocab_size");
-  config.hidden = fields.size("hidden_size");
-  config.layers = fields.size("num_hidden_layers", kMostLayers);
-  config.heads = fields.size("num_attention_heads");
-  config.kv_heads =
-      fields.has("num_key_value_heads") ? fields.size("num_key_value_heads") : config.heads;
-  config.head_size = fields.has("head_dim") ? fields.size("head_dim")
-                                            : usual_head_size(config.hidden, config.heads);
-  config.mlp = fields.size("intermediate_size");
-  config.rope_theta = read_rope_theta(fields);
-  config.norm_eps = fields.get_or("rms_norm_eps", 1e-6);
-  config.tied = fields.get_or("tie_word_embeddings", false);
-  config.initializer_range = fields.get_or("initializer_range", 0.02);
+  for (auto field = object.begin(); field != object.end();) {  // the others are no matter of shape
+    field = keys.has(field.key()) && !field->is_null() ? std::next(field) : object.erase(field);
+  }
+  keys.read(json::object({{"model_type", object.value("model_type", json())}}));
+  for (const char* needed : {"vocab_size", "hidden_size", "num_hidden_layers",
+                             "num_attention_heads", "intermediate_size"}) {
+    if (!object.contains(needed)) throw Error(fmt::format("config.json has no {}", needed));
+  }
+  keys.read(object);
+  if (!object.contains("num_key_value_heads")) config.kv_heads = config.heads;
+  if (!object.contains("head_dim")) config.head_size = usual_head_size(config);
   check(config);
   return config;
 }
@@ -249,34 +174,16 @@ std::string read_config_text(const std::filesystem::path& folder) {
 }
 
 json to_hugging_face_json(const LlamaConfig& config, std::string_view original) {
-  json merged = json::parse(original, base::bounded_depth("config.json"));
+  json object = base::json_object(std::string(original), "config.json");
   // "dtype" is the newer name of "torch_dtype"; labels are those of the new head, if there is one.
-  for (const char* stale : {"dtype", "id2label", "label2id", "num_labels"}) merged.erase(stale);
-  merged.update(to_hugging_face_json(config));
-  return merged;
-}
-
-json to_hugging_face_json(const LlamaConfig& config) {
-  json object = {
-      {"model_type", "llama"},
-      {"architectures",
-       {config.classes > 0 ? "LlamaForSequenceClassification" : "LlamaForCausalLM"}},
-      {"vocab_size", config.vocabulary},
-      {"hidden_size", config.hidden},
-      {"num_hidden_layers", config.layers},
-      {"num_attention_heads", config.heads},
-      {"num_key_value_heads", config.kv_heads},
-      {"head_dim", config.head_size},
-      {"intermediate_size", config.mlp},
-      {"hidden_act", "silu"},
-      {"rope_theta", config.rope_theta},
-      {"rms_norm_eps", config.norm_eps},
-      {"tie_word_embeddings", config.tied},
-      {"initializer_range", config.initializer_range},
-      {"attention_bias", false},
-      {"mlp_bias", false},
-      {"torch_dtype", c10::getDtypeNames(config.dtype).first},
-  };
+  for (const char* stale : {"dtype", "id2label", "label2id", "num_labels"}) object.erase(stale);
+  LlamaConfig copy = config;
+  base::Keys keys("config.json");
+  declare(keys, copy);
+  object.update(keys.json());
+  object["architectures"] = {config.classes > 0 ? "LlamaForSequenceClassification"
+                                                : "LlamaForCausalLM"};
+  object["torch_dtype"] = c10::getDtypeNames(config.dtype).first;
   // transformers counts the classes of a classifier by the entries of id2label.
   for (std::int64_t i = 0; i < config.classes; ++i) {
     object["id2label"][std::to_string(i)] = fmt::format("LABEL_{}", i);

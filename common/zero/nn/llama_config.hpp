@@ -56,7 +56,7 @@ LlamaConfig preset(std::string_view name);
 
 /// Throws zero::Error if the numbers are no valid model: a size below 1 or above kLargestSize, more
 /// than kMostLayers or kMostParameters, kv_heads that do not divide heads, an odd head_size, a
-/// dtype that is not a floating one.
+/// dtype that is not a floating one. The message has Hugging Face's name of the field.
 void check(const LlamaConfig& config);
 
 /// Throws zero::Error unless a tensor axis of `ranks` ranks can share the model evenly: it must
@@ -64,18 +64,13 @@ void check(const LlamaConfig& config);
 /// number that it does not divide.
 void check_tensor_parallel(const LlamaConfig& config, int ranks);
 
-/// The size under `key` in a config.json. Throws zero::Error, naming the key and its value, unless
-/// it is an integer from `least` (0 or more) to `most`.
-std::int64_t size_from_json(const nlohmann::json& config, const char* key, std::int64_t least,
-                            std::int64_t most);
-
 /// Reads the text of a Hugging Face config.json of model_type "llama", both the older form
 /// (rope_theta) and the newer (rope_parameters). The result is a language model in fp32, whatever
 /// dtype and architecture the file names: set `dtype` and `classes` yourself. Throws zero::Error
-/// for text that is not JSON, another model type, a missing or invalid field, a size that is not an
-/// integer within the bounds of check(), a hidden_size that is no multiple of the heads in a file
-/// without head_dim, or an unsupported feature (biases, scaled rotary positions, another activation
-/// than silu). The message names key and value, not the file.
+/// for text that is no JSON object, another model type, a missing or invalid field, a hidden_size
+/// that is no multiple of the heads in a file without head_dim, what check() refuses, or an
+/// unsupported feature (biases, scaled rotary positions, another activation than silu). Other
+/// fields are ignored. The message names key and value, not the file.
 LlamaConfig llama_config_from_json(std::string_view text);
 
 /// The text of `folder`/config.json. Throws zero::Error, naming the file, if it is missing or
@@ -85,7 +80,6 @@ std::string read_config_text(const std::filesystem::path& folder);
 /// The config.json with which transformers loads this model. Fields of `original`, the config.json
 /// that the model came from, are kept (special tokens, the longest sequence), except those that
 /// LlamaConfig holds.
-nlohmann::json to_hugging_face_json(const LlamaConfig& config);
-nlohmann::json to_hugging_face_json(const LlamaConfig& config, std::string_view original);
+nlohmann::json to_hugging_face_json(const LlamaConfig& config, std::string_view original = "{}");
 
 }  // namespace zero::nn

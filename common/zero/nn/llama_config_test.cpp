@@ -76,53 +76,38 @@ TEST(LlamaConfigJson, EveryNeededFieldIsMissedByName) {
                            "num_attention_heads", "intermediate_size"}) {
     json object = smollm2_360m();
     object.erase(name);
-    expect_error([&] { llama_config_from_json(object.dump()); },
-                 {fmt::format("no field '{}'", name)});
+    expect_error([&] { llama_config_from_json(object.dump()); }, {"config.json", name});
     object[name] = nullptr;
-    expect_error([&] { llama_config_from_json(object.dump()); }, {name});
+    expect_error([&] { llama_config_from_json(object.dump()); }, {"config.json", name});
   }
 }
 
 TEST(LlamaConfigJson, RefusalsNameTheField) {
-  struct Wrong {
-    const char* name;
-    json value;
-    const char* message;
-  };
-  const std::vector<Wrong> rows = {
-      {"model_type", "mistral", "type 'mistral', but only 'llama'"},
-      {"model_type", 3, "'model_type' of config.json has the wrong type: 3"},
-      {"hidden_size", "960", R"(is "960", but must be an integer from 1 to 16777216)"},
-      {"hidden_size", 64.5, "'hidden_size' of config.json is 64.5, but must be an integer"},
-      {"hidden_size", -960, "'hidden_size' of config.json is -960, but must be"},
-      {"hidden_size", std::int64_t{1} << 62, "is 4611686018427387904, but must be"},
-      {"hidden_size", 961, "is 961 and not a multiple of 'num_attention_heads', 15"},
-      {"vocab_size", 0, "'vocab_size' of config.json is 0, but must be"},
-      {"vocab_size", std::uint64_t{1} << 63,
-       "'vocab_size' of config.json is 9223372036854775808, but must be"},
-      {"vocab_size", kLargestSize + 1, "'vocab_size' of config.json is 16777217, but"},
-      {"num_hidden_layers", 0, "'num_hidden_layers' of config.json is 0, but must be"},
-      {"num_hidden_layers", kMostLayers + 1, "is 10001, but must be an integer from 1 to"},
-      {"num_attention_heads", 0, "'num_attention_heads' of config.json is 0, but must be"},
-      {"num_attention_heads", std::uint64_t{1} << 63,
-       "'num_attention_heads' of config.json is 9223372036854775808, but must be"},
-      {"num_key_value_heads", 0, "'num_key_value_heads' of config.json is 0, but must be"},
+  const std::string size = "; it must be a whole number from 1 to 16777216";
+  const std::vector<std::tuple<const char*, json, std::string>> rows = {
+      {"model_type", "mistral", R"(model_type is "mistral"; it must be "llama")"},
+      {"hidden_size", "960", R"(hidden_size is "960")" + size},
+      {"hidden_size", 64.5, "64.5" + size},
+      {"hidden_size", 961, "is 961; without head_dim it must be a multiple of num_attention_heads"},
+      {"vocab_size", 0, "vocab_size is 0" + size},
+      {"vocab_size", std::uint64_t{1} << 63, "9223372036854775808" + size},
+      {"vocab_size", kLargestSize + 1, "16777217" + size},
+      {"num_hidden_layers", kMostLayers + 1, "10001; it must be a whole number from 1 to 10000"},
+      {"num_attention_heads", 0, "num_attention_heads is 0" + size},
+      {"num_key_value_heads", 0, "num_key_value_heads is 0" + size},
       {"num_key_value_heads", 4, "15 heads cannot be shared evenly by 4"},
       {"head_dim", 63, "the head size is 63"},
-      {"head_dim", 0, "'head_dim' of config.json is 0, but must be"},
-      {"intermediate_size", 0, "'intermediate_size' of config.json is 0, but must be"},
-      {"intermediate_size", 2560.0, "'intermediate_size' of config.json is 2560.0, but"},
+      {"head_dim", 0, "head_dim is 0" + size},
+      {"intermediate_size", 0, "intermediate_size is 0" + size},
       {"rms_norm_eps", 0.0, "norm epsilon 0"},
-      {"rope_theta", -1.0, "rotary theta -1"},
-      {"initializer_range", -0.5, "initializer range -0.5"},
-      {"tie_word_embeddings", "yes", "'tie_word_embeddings'"},
-      {"hidden_act", "gelu", R"('hidden_act' of config.json is "gelu", but only "silu")"},
-      {"attention_bias", true, "'attention_bias' of config.json is true, but only false"},
-      {"attention_bias", json::array({true}), "has the wrong type: an array"},
-      {"hidden_act", std::string(99, 'x'), R"(xxx..., but only "silu")"},
-      {"mlp_bias", true, "'mlp_bias'"},
-      {"rope_scaling", json{{"rope_type", "llama3"}}, "'rope_scaling'"},
-      {"rope_parameters", json{{"rope_type", "yarn"}}, "'rope_type'"}};
+      {"rope_theta", 0.0, "rotary theta 0"},
+      {"initializer_range", -0.5, "initializer_range is -0.5"},
+      {"tie_word_embeddings", "yes", "tie_word_embeddings is \"yes\"; it must be true or false"},
+      {"hidden_act", "gelu", R"(hidden_act is "gelu"; it must be "silu")"},
+      {"attention_bias", true, "attention_bias is true; it must be false"},
+      {"mlp_bias", true, "mlp_bias"},
+      {"rope_scaling", json{{"rope_type", "llama3"}}, "scaled rotary positions are not supported"},
+      {"rope_parameters", json{{"rope_type", "yarn"}}, R"("yarn"; it must be "default")"}};
   for (const auto& [name, value, message] : rows) {
     SCOPED_TRACE(fmt::format("{} {}", name, value.dump()));
     json object = smollm2_360m();
@@ -131,41 +116,21 @@ TEST(LlamaConfigJson, RefusalsNameTheField) {
   }
 }
 
-TEST(LlamaConfigJson, SizesMayBeAsLargeAsTheirBounds) {
-  json object = smollm2_360m();
-  object["vocab_size"] = kLargestSize;
-  object["num_hidden_layers"] = kMostLayers;
-  const LlamaConfig config = llama_config_from_json(object.dump());
-  EXPECT_EQ(config.vocabulary, kLargestSize);
-  EXPECT_EQ(config.layers, kMostLayers);
-}
-
-TEST(LlamaConfigJson, RefusesWhatIsNestedTooDeeply) {
+TEST(LlamaConfigJson, RefusesWhatIsNoJsonObjectOrNestedTooDeeply) {
   const std::string deep =
       R"({"model_type": "llama", "rope_parameters": )" + testing::nested_json() + "}";
-  const std::string message = "config.json: its JSON is nested deeper than 64 levels";
-  expect_error([&] { llama_config_from_json(deep); }, {message});
-  expect_error([&] { to_hugging_face_json(preset("tiny"), deep); }, {message});
-}
-
-TEST(LlamaConfigJson, RefusesWhatIsNoJsonObject) {
-  for (const char* text : {"", "{", "[1, 2]", "3", "nonsense"}) {
-    expect_error([&] { llama_config_from_json(text); }, {"not a JSON object"});
+  for (const std::string& text : {std::string(), std::string("[1, 2]"), deep}) {
+    const char* const message = text == deep ? "JSON is nested deeper than 64 levels" : "JSON";
+    expect_error([&] { llama_config_from_json(text); }, {"config.json", message});
+    expect_error([&] { to_hugging_face_json(preset("tiny"), text); }, {"config.json", message});
   }
 }
 
-TEST(LlamaConfigCheck, RefusesNegativeClassesAndIntegerParameters) {
-  expect_error([] { check({.classes = -1}); }, {"number of classes of the model is -1"});
-  expect_error([] { check({.dtype = at::kInt}); }, {"parameters cannot be Int"});
-}
-
-TEST(LlamaConfigCheck, RefusesSizesBeyondTheirBounds) {
-  expect_error([] { check({.vocabulary = 0}); },
-               {"the vocabulary of the model is 0, but must be from 1 to 16777216"});
-  expect_error([] { check({.hidden = kLargestSize + 1}); }, {"the hidden size"});
-  expect_error([] { check({.layers = kMostLayers + 1}); },
-               {"the number of layers of the model is 10001, but must be from 1 to 10000"});
+TEST(LlamaConfigCheck, RefusesWhatNoFileCanSay) {
+  expect_error([] { check({.vocabulary = 0}); }, {"the model: vocab_size is 0; it must be"});
+  expect_error([] { check({.classes = -1}); }, {"classes is -1"});
   expect_error([] { check({.classes = kLargestSize + 1}); }, {"classes"});
+  expect_error([] { check({.dtype = at::kInt}); }, {"parameters cannot be Int"});
 }
 
 // 10^4 (29,999 + 10^4 (8 + 3 x 3,333,329 + 2) + 1) are 10^15.
@@ -182,13 +147,9 @@ TEST(LlamaConfigCheck, CountsParametersThatTheirNumberCannotHold) {
   ++config.vocabulary;
   expect_error([&] { check(config); }, {"more than 1000000000000000 parameters"});
   // More than 2^87, of which 64 bits would keep less than 10^15.
-  const LlamaConfig largest{.vocabulary = kLargestSize,
-                            .hidden = kLargestSize,
-                            .layers = kMostLayers,
-                            .heads = kLargestSize,
-                            .kv_heads = kLargestSize,
-                            .head_size = kLargestSize};
-  expect_error([&] { check(largest); }, {"have more than 1000000000000000"});
+  config.vocabulary = config.hidden = config.heads = config.kv_heads = config.head_size =
+      kLargestSize;
+  expect_error([&] { check(config); }, {"have more than 1000000000000000"});
 }
 
 TEST(LlamaConfigJson, ComesBackFromWhatItWrites) {
