@@ -117,7 +117,7 @@ std::map<std::string, double> on_fake_rank(int ranks, std::int64_t units, std::i
   dist::LaunchOptions launch;
   launch.world_size = 1;
   return largest(on_ranks(launch, [&](dist::Communicator& /*alone*/) {
-    auto rank = dist::connect_fake(0, ranks, /*source=*/{}, kRanksPerHost);
+    auto rank = dist::connect_fake(0, ranks, kRanksPerHost);
     return train(rank, units, width, steps);
   }));
 }

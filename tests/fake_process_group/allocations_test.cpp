@@ -9,10 +9,10 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/stages.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/fake_process_group.hpp>
 #include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
@@ -36,8 +36,7 @@ TEST_P(SlowAllocations, AreTheFormulasBytesForBytes) {
     const auto model = make_deferred<nn::Llama>(config);
     nn::SeededValues values(42);
     const auto [rank, size, full] = GetParam();
-    dist::Communicator communicator =
-        dist::connect_fake(rank, size, train::first_values_of(*model, values));
+    dist::Communicator communicator = dist::connect_fake(rank, size);
     const auto strategy =
         make_strategy("tensor_zero3", {*model, communicator, optim::adamw(), &values, ""});
     const at::Tensor inputs = at::arange(8).view({1, 8});

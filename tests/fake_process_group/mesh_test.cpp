@@ -9,9 +9,9 @@
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/train/fake_process_group.hpp>
 
 namespace zero::testing {
 namespace {
@@ -24,7 +24,6 @@ template <class Model>
 struct MeshRank {
   MeshRank(const dist::Mesh& mesh, std::shared_ptr<Model> part, const std::string& mode)
       : model(std::move(part)) {
-    dist::set_fake_source(mesh.world(), train::first_values_of(*model, values));
     strategy = make_strategy(
         mode, {.model = *model, .mesh = mesh, .optimizer = optim::adamw(), .values = &values});
   }

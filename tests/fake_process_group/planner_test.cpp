@@ -11,11 +11,11 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/fake_process_group.hpp>
 
 namespace zero::testing {
 namespace {
@@ -88,7 +88,6 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
     part->checkpoint_activations(true, {.partition_over = s.partition ? &tensor : nullptr});
   }
   nn::SeededValues values(3);
-  dist::set_fake_source(world, train::first_values_of(*part, values));
   const auto number = static_cast<int>(zero);
   const std::string mode = zero == Stage::kDdp || planned.replicas == 1
                                ? fmt::format("engine{}", number)
@@ -202,10 +201,9 @@ std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host)
   const std::string blocks = R"({"quantization_block": 64, "gradient_block": 64})";
   std::vector<OnHosts> ways;
   for (const char* const mode : {"engine3", "hsdp3", "hpz", "qwz", "qgz", "zeropp"}) {
-    dist::Communicator world = dist::connect_fake(rank, world_size, /*source=*/{}, ranks_per_host);
+    dist::Communicator world = dist::connect_fake(rank, world_size, ranks_per_host);
     const auto model = make_deferred<nn::Llama>(unpadded(/*tied=*/false));
     nn::SeededValues values(3);
-    dist::set_fake_source(world, train::first_values_of(*model, values));
     train::StrategyArguments arguments{*model, world, optim::adamw(), &values};
     if (ways.size() > 1) arguments.options = blocks;  // of ZeRO++
     const auto strategy = make_strategy(mode, arguments);

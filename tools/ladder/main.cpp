@@ -102,7 +102,7 @@ class Ranks {
     return dist::fork_processes(launch_, [&](int) {
       if (environment_) return run_own_rank(run, function);
       const FakeOptions& fake = options_.fake;
-      auto rank = dist::connect_fake(fake.rank, fake.size, /*source=*/{}, options_.ranks_per_host);
+      auto rank = dist::connect_fake(fake.rank, fake.size, options_.ranks_per_host);
       return function(rank);
     });
   }

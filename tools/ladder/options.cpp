@@ -177,7 +177,7 @@ void add_shard_size(Options& o) {
 }
 
 void check_fake(const Options& o) {
-  dist::connect_fake(o.fake.rank, o.fake.size, /*source=*/{}, o.ranks_per_host);
+  dist::connect_fake(o.fake.rank, o.fake.size, o.ranks_per_host);
   if (o.device != "cpu") throw Error("--fake-process-group runs on --device cpu only");
   if (o.mesh.tensor_ranks > 1 && o.dtype == "fp16") {
     throw Error(

@@ -26,7 +26,6 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/offload/options.hpp>
-#include <zero/train/fake_process_group.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "checkpoints.hpp"
@@ -213,7 +212,6 @@ class RankRun {
                  mesh_.data().size(), options.seed) {
     make_model();
     values_ = first_values();
-    fake_ = dist::set_fake_source(world, train::first_values_of(*model_, *values_));
     const bool wide = options.reduce_dtype == "fp32";
     strategy_ = all_modes().make(
         mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
@@ -276,11 +274,9 @@ class RankRun {
     to_device(device_, *model_);
   }
 
-  // Only rank 0 of each data axis opens the folder of the weights, because only it is asked. A rank
-  // of a fake process group makes the values of all.
+  // Only rank 0 of each data axis opens the folder of the weights, because only it is asked.
   std::unique_ptr<nn::ParameterSource> first_values() const {
-    const bool asked = mesh_.data().rank() == 0 || options_.fake.size > 0;
-    if (!options_.weights.empty() && asked) return stored_values(options_);
+    if (!options_.weights.empty() && mesh_.data().rank() == 0) return stored_values(options_);
     return std::make_unique<nn::SeededValues>(options_.seed);
   }
 
@@ -497,7 +493,7 @@ class RankRun {
   std::shared_ptr<LlamaStage> stage_;  // null: one stage
   std::shared_ptr<nn::Model> model_;
   std::unique_ptr<nn::ParameterSource> values_;
-  bool fake_;
+  const bool fake_ = options_.fake.size > 0;
   std::unique_ptr<train::Strategy> strategy_;
   std::unique_ptr<train::Trainer> trainer_;
   data::DistributedSampler sampler_;

@@ -14,7 +14,6 @@
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/train/fake_process_group.hpp>
 
 namespace exercise_03e {
 
@@ -39,8 +38,7 @@ std::int64_t held_by(int rank, int ranks) {
         .inputs = 24, .hidden = {40, 16}, .outputs = 8, .dtype = at::kBFloat16});
   }
   zero::nn::SeededValues values(1);
-  zero::dist::Communicator communicator =
-      zero::dist::connect_fake(rank, ranks, zero::train::first_values_of(*model, values));
+  zero::dist::Communicator communicator = zero::dist::connect_fake(rank, ranks);
   Strategy strategy(
       {*model, communicator, zero::optim::with_master_weights(zero::optim::adamw()), &values});
   strategy.backward(strategy.forward(

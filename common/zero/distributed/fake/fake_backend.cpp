@@ -14,10 +14,7 @@ namespace {
 
 class FakeBackend final : public Backend {
  public:
-  FakeBackend(int rank, int size, std::shared_ptr<FakeSource> source)
-      : rank_(rank), size_(size), source_(std::move(source)) {}
-
-  void set_source(FakeSource source) { *source_ = std::move(source); }
+  FakeBackend(int rank, int size) : rank_(rank), size_(size) {}
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   bool takes(at::Device /*device*/) const override { return true; }
@@ -34,29 +31,29 @@ class FakeBackend final : public Backend {
 
  private:
   void finish(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
-  bool receive_from_source(const at::Tensor& tensor) const {
-    return *source_ && (*source_)(tensor);
-  }
   void combine(const at::Tensor& tensor, int divisor) const;
   void all_gather(const Call& call, const at::Tensor& output, const at::Tensor& input) const;
 
   int rank_;
   int size_;
-  std::shared_ptr<FakeSource> source_;  // one for all groups of this rank
 };
 
-Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>& source) {
+// What a message from another rank has in every place. Its memory may hold anything before, and
+// zeros would leave a norm layer nothing to scale.
+constexpr double kReceived = 1.0 / 64;
+
+Connection fake_connection(int rank, int size) {
   return {.rank = rank,
           .size = size,
-          .cpu = std::make_unique<FakeBackend>(rank, size, source),
-          .split = [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
-            return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
+          .cpu = std::make_unique<FakeBackend>(rank, size),
+          .split = [](int rank_there, const std::vector<int>& ranks, const std::string&) {
+            return fake_connection(rank_there, static_cast<int>(ranks.size()));
           }};
 }
 
 }  // namespace
 
-Communicator connect_fake(int rank, int size, FakeSource source, int ranks_per_host) {
+Communicator connect_fake(int rank, int size, int ranks_per_host) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(
         fmt::format("there is no rank {} in a world of {}: ranks are 0 to N-1", rank, size));
@@ -67,18 +64,11 @@ Communicator connect_fake(int rank, int size, FakeSource source, int ranks_per_h
         "divide that of all",
         size, ranks_per_host));
   }
-  Connection connection =
-      fake_connection(rank, size, std::make_shared<FakeSource>(std::move(source)));
+  Connection connection = fake_connection(rank, size);
   for (int r = 0; ranks_per_host > 0 && r < size; ++r) {
     connection.hosts.push_back(r / ranks_per_host);
   }
   return Communicator(std::move(connection));
-}
-
-bool set_fake_source(Communicator& communicator, FakeSource source) {
-  auto* const fake = dynamic_cast<FakeBackend*>(communicator.backend());
-  if (fake != nullptr) fake->set_source(std::move(source));
-  return fake != nullptr;
 }
 
 void FakeBackend::combine(const at::Tensor& tensor, int divisor) const {
@@ -92,7 +82,7 @@ void FakeBackend::finish(const Call& call, const at::Tensor& output,
   const c10::NoGradGuard no_grad;
   switch (call.operation) {
     case Operation::kBroadcast:
-      if (rank_ != call.root) receive_from_source(output);
+      if (rank_ != call.root) at::Tensor(output).fill_(kReceived);
       return;
     case Operation::kReduce:
       if (rank_ == call.root) combine(output, call.divisor);
@@ -112,9 +102,7 @@ void FakeBackend::finish(const Call& call, const at::Tensor& output,
     case Operation::kSend:
       return;
     case Operation::kRecv:
-      if (receive_from_source(output) || call.purpose != Purpose::kActivation) return;
-      // Its memory may hold anything, and zeros would leave a norm layer nothing to scale.
-      output.fill_(1);
+      at::Tensor(output).fill_(kReceived);
       return;
     default:
       return all_gather(call, output, input);
@@ -131,10 +119,8 @@ void FakeBackend::all_gather(const Call& call, const at::Tensor& output,
   // It stays as it is, as with ranks of one host, if a copy was not asked for.
   const bool stays = !call.copy_own_chunk && own.data_ptr() != input.data_ptr();
   const at::Tensor mine = stays ? own.clone() : sent;
-  if (!receive_from_source(output)) {
-    // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
-    output.scalar_type() == at::kByte ? output.zero_() : pieces.copy_(sent.expand_as(pieces));
-  }
+  // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
+  output.scalar_type() == at::kByte ? output.zero_() : pieces.copy_(sent.expand_as(pieces));
   own.copy_(mine);
 }
 
