@@ -32,7 +32,7 @@ if(TARGET zero_cuda)
   install(EXPORT zeroCudaTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/zero" DESTINATION "${_include}"
-  FILES_MATCHING PATTERN "*.hpp" PATTERN "*_bench.hpp" EXCLUDE PATTERN "fixtures" EXCLUDE)
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*_bench.hpp" EXCLUDE)
 install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/zeroConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/zeroConfig.cmake"

@@ -8,7 +8,7 @@
 
 #include <tests/support/curve.hpp>
 #include <tests/support/records.hpp>
-#include <zero/data/text.hpp>
+#include <tools/ladder/data/text.hpp>
 #include <zero/distributed/mesh.hpp>
 
 namespace zero::testing {

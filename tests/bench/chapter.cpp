@@ -7,10 +7,10 @@
 #include <cmath>
 
 #include <tests/support/deferred.hpp>
+#include <tools/ladder/data/dataset.hpp>
+#include <tools/ladder/data/sampler.hpp>
+#include <tools/ladder/data/text.hpp>
 #include <zero/base/error.hpp>
-#include <zero/data/dataset.hpp>
-#include <zero/data/sampler.hpp>
-#include <zero/data/text.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include <tests/support/random_model.hpp>
+#include <tools/ladder/data/random.hpp>
 #include <zero/base/error.hpp>
-#include <zero/data/random.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/functional.hpp>
 

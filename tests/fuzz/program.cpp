@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include <zero/data/random.hpp>
+#include <tools/ladder/data/random.hpp>
 
 namespace zero::testing {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Program, seed, ranks, width, parts, loop, dtype, optimizer,

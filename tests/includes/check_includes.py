@@ -18,10 +18,10 @@ BELOW = {
     "distributed": ["memory"],
     "optim": ["memory"],
     "safetensors": ["base"],
-    "data": ["safetensors"],
+    "data": ["base"],
     "nn": ["distributed", "data"],
     "train": ["optim", "nn"],
-    "io": ["train"],
+    "io": ["train", "safetensors"],
     "engine": ["io"],
 }
 CHAPTER = re.compile(r"\d\d_\w+")

@@ -6,7 +6,7 @@
 
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/session.hpp>
-#include <zero/data/random.hpp>
+#include <tools/ladder/data/random.hpp>
 
 namespace zero::testing {
 namespace {

@@ -1,7 +1,7 @@
 // Loss curves of a language model in 2-byte types beside that in fp32, over a few hundred steps.
 
 #include <tests/support/curve.hpp>
-#include <zero/data/text.hpp>
+#include <tools/ladder/data/text.hpp>
 
 namespace zero::testing {
 namespace {
@@ -10,7 +10,7 @@ TEST(SlowMixedPrecision, LearnsAsFp32DoesOverThreeHundredSteps) {
   on_ranks({.world_size = 2, .total_timeout = std::chrono::seconds(500)},
            [](dist::Communicator& communicator) {
              const data::LanguageModelDataset dataset(
-                 data::text_from_files({"common/zero/data/fixtures/reviews.csv"}), /*length=*/32);
+                 data::text_from_files({"tools/ladder/data/fixtures/reviews.csv"}), /*length=*/32);
              const auto train = [&](const char* mode, at::ScalarType dtype, bool masters) {
                return curve_of(communicator, dataset, {mode, dtype, 300, 5e-4, masters});
              };

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include <tests/support/session.hpp>
-#include <zero/data/random.hpp>
+#include <tools/ladder/data/random.hpp>
 #include <zero/optim/sgd.hpp>
 
 namespace zero::testing {

@@ -14,7 +14,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/data/dataset.hpp>
+#include <tools/ladder/data/dataset.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include <zero/data/dataset.hpp>
-#include <zero/data/sampler.hpp>
+#include <tools/ladder/data/dataset.hpp>
+#include <tools/ladder/data/sampler.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include <zero/data/random.hpp>
+#include <tools/ladder/data/random.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/layers.hpp>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/data/token_stream.hpp>
+#include <tools/ladder/data/token_stream.hpp>
 
 /// Small records that several tests of data files use.
 namespace zero::testing {

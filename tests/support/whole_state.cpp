@@ -109,7 +109,7 @@ io::CheckpointInfo note(std::int64_t step, const std::string& mode) {
   io::CheckpointInfo info;
   info.step = step;
   info.mode = mode;
-  info.sampler = data::DistributedSampler::State{0xfedcba9876543210U, 1000, 24, step};
+  info.sampler = {{"seed", 0xfedcba9876543210U}, {"step", static_cast<std::uint64_t>(step)}};
   info.random = "state of a generator";
   return info;
 }

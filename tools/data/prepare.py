@@ -87,7 +87,7 @@ class FileTokenizer:
 
 
 class SplitMix64:
-    """The generator of common/zero/data/random.hpp, so that a seed means one order in both languages."""
+    """The generator of tools/ladder/data/random.hpp, so that a seed means one order in both languages."""
 
     MASK = (1 << 64) - 1
 

@@ -3,10 +3,10 @@
 
 #include <tests/support/prepare.hpp>
 #include <tests/support/token_file_writer.hpp>
+#include <tools/ladder/data/random.hpp>
+#include <tools/ladder/data/text.hpp>
+#include <tools/ladder/data/token_file.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/random.hpp>
-#include <zero/data/text.hpp>
-#include <zero/data/token_file.hpp>
 
 namespace zero::data {
 namespace {

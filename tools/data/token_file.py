@@ -1,6 +1,6 @@
 """Writes token files, which zero::data::TokenFile reads: safetensors files.
 
-docs/token-files.md has their tensors and metadata; the C++ side is common/zero/data/token_file.hpp.
+docs/token-files.md has their tensors and metadata; the C++ side is tools/ladder/data/token_file.hpp.
 """
 
 import array

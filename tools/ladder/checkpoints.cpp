@@ -14,7 +14,8 @@ namespace fs = std::filesystem;
 // Why a run cannot go on from a checkpoint; empty if it can.
 std::string problem_of_steps(const io::CheckpointInfo& saved, const Options& options) {
   // The ladder saves one number as both.
-  if (!saved.sampler || saved.sampler->step != saved.step) {
+  const data::DistributedSampler::State position = position_in(saved);
+  if (position.dataset_size == 0 || position.step != saved.step) {
     return fmt::format(
         "it does not say where the data stood after its step {}; another program saved it, or it "
         "was altered",
@@ -40,7 +41,7 @@ std::string problem_of_resuming(const io::CheckpointInfo& saved, const Options& 
                                 const Samples& samples) {
   const std::string of_steps = problem_of_steps(saved, options);
   if (!of_steps.empty()) return of_steps;
-  const data::DistributedSampler::State& position = *saved.sampler;
+  const data::DistributedSampler::State position = position_in(saved);
   const std::int64_t batches = options.data_ranks() * options.micro_batches;
   if (position.global_batch != options.step_samples()) {
     return fmt::format("its run takes {} samples a step over all ranks, this one {}: take {}",
@@ -75,6 +76,26 @@ void check_place(const CheckpointOptions& options) {
 }
 
 }  // namespace
+
+void write_position(const data::DistributedSampler& sampler, io::CheckpointInfo& info) {
+  const data::DistributedSampler::State state = sampler.state();
+  info.step = state.step;
+  info.sampler = {{"seed", state.seed},
+                  {"dataset_size", state.dataset_size},
+                  {"global_batch", state.global_batch},
+                  {"step", state.step}};
+}
+
+data::DistributedSampler::State position_in(const io::CheckpointInfo& saved) {
+  const auto named = saved.sampler.value_or(std::map<std::string, std::uint64_t>());
+  const auto number = [&](const char* name) {
+    const auto found = named.find(name);
+    return found == named.end() ? 0 : found->second;
+  };
+  return {number("seed"), static_cast<std::int64_t>(number("dataset_size")),
+          static_cast<std::int64_t>(number("global_batch")),
+          static_cast<std::int64_t>(number("step"))};
+}
 
 std::optional<io::CheckpointInfo> check_checkpoints(const Options& options,
                                                     const Samples& samples) {

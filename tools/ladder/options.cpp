@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include <tools/ladder/data/dataset.hpp>
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
-#include <zero/data/dataset.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/io/checkpoint_manifest.hpp>

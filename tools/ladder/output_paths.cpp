@@ -4,10 +4,10 @@
 #include <map>
 #include <set>
 
+#include <tools/ladder/data/text.hpp>
 #include <zero/base/arguments.hpp>
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
-#include <zero/data/text.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 
 namespace zero::ladder {

@@ -9,8 +9,8 @@
 #include <tests/support/ladder_program.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
 #include <tests/support/token_file_writer.hpp>
+#include <tools/ladder/data/dataset.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/dataset.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/safetensors/safetensors.hpp>

@@ -360,11 +360,12 @@ class RankRun {
 
   void resume() {
     const io::CheckpointInfo saved = io::load_checkpoint(*strategy_, options_.checkpoint.resume);
-    if (!saved.sampler || saved.step != trainer_->steps()) {
+    const data::DistributedSampler::State position = position_in(saved);
+    if (position.step != trainer_->steps()) {
       throw Error(fmt::format("--resume {}: another checkpoint took its place meanwhile",
                               options_.checkpoint.resume));
     }
-    sampler_.restore(*saved.sampler);
+    sampler_.restore(position);
     if (trainer_->loss_scale()) trainer_->loss_scale()->resume_from(saved.notes);
   }
 
@@ -376,9 +377,8 @@ class RankRun {
     const bool due = step == options_.steps || (every > 0 && step % every == 0);
     if (folder.empty() || !due) return;
     io::CheckpointInfo info;
-    info.step = step;
+    write_position(sampler_, info);
     info.mode = mode_;
-    info.sampler = sampler_.state();
     info.notes[kDataNote] = samples_.dataset->fingerprint();
     if (trainer_->loss_scale()) trainer_->loss_scale()->write_to(info.notes);
     io::save_checkpoint(*strategy_, folder, info);

@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <numeric>
 
+#include <tools/ladder/data/random.hpp>
+#include <tools/ladder/data/sampler.hpp>
+#include <tools/ladder/data/text.hpp>
+#include <tools/ladder/data/token_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
-#include <zero/data/random.hpp>
-#include <zero/data/sampler.hpp>
-#include <zero/data/text.hpp>
-#include <zero/data/token_file.hpp>
 
 namespace zero::ladder {
 namespace {
@@ -36,7 +36,7 @@ data::TokenStream read_text(const Options& options) {
 
 data::Records read_reviews(const Options& options) {
   if (options.data.empty()) {
-    return data::TokenFile("common/zero/data/fixtures/reviews.tokens").records();
+    return data::TokenFile("tools/ladder/data/fixtures/reviews.tokens").records();
   }
   if (options.data.size() > 1) {
     throw Error(

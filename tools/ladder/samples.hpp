@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/data/dataset.hpp>
+#include <tools/ladder/data/dataset.hpp>
 
 #include "options.hpp"
 

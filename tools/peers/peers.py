@@ -131,7 +131,7 @@ def make_tokens(path):
 
 
 def make_batches(ids, options, path):
-    """What the sampler of common/zero/data deals to every rank at every step, as [step, rank, sample, token]."""
+    """What the sampler of tools/ladder/data deals to every rank at every step, as [step, rank, sample, token]."""
     import torch
     from safetensors.torch import save_file
 

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include <tools/ladder/data/dataset.hpp>
+#include <tools/ladder/data/sampler.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <zero/base/arguments.hpp>
 #include <zero/base/program.hpp>
-#include <zero/data/dataset.hpp>
-#include <zero/data/sampler.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/launch.hpp>

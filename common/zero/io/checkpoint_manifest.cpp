@@ -25,11 +25,6 @@ struct nlohmann::adl_serializer<std::optional<T>> {
   }
 };
 
-namespace zero::data {
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DistributedSampler::State, seed, dataset_size, global_batch,
-                                   step)
-}
-
 namespace zero::optim {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Optimizer::Settings, kind, groups)
 }
@@ -349,11 +344,6 @@ void check_files(const Manifest& manifest) {
 
 void check_info(const CheckpointInfo& info) {
   expect_between("the step", info.step, 0, kMostSteps);
-  if (!info.sampler) return;
-  const data::DistributedSampler::State& sampler = *info.sampler;
-  expect_between("the sampler's step", sampler.step, 0, kMostSteps);
-  expect_between("the sampler's dataset_size", sampler.dataset_size, 1, kMost);
-  expect_between("the sampler's global_batch", sampler.global_batch, 1, sampler.dataset_size);
 }
 
 void check_manifest(const Manifest& manifest) {

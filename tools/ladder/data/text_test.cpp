@@ -1,9 +1,10 @@
+#include "text.hpp"
+
 #include <unistd.h>
 
 #include <tests/support/data_files.hpp>
 #include <tests/support/records.hpp>
 #include <tests/support/token_file_writer.hpp>
-#include <zero/data/text.hpp>
 
 namespace zero::data {
 namespace {

@@ -1,3 +1,5 @@
+#include "token_file.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/token_file.hpp>
 #include <zero/safetensors/file.hpp>
 #include <zero/safetensors/format.hpp>
 

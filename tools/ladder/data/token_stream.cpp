@@ -1,3 +1,5 @@
+#include "token_stream.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/token_stream.hpp>
 
 namespace zero::data {
 

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include <zero/data/token_stream.hpp>
+#include "token_stream.hpp"
 
 namespace zero::data {
 

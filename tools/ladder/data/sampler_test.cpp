@@ -1,9 +1,11 @@
+#include "sampler.hpp"
+
 #include <numeric>
 #include <set>
 
 #include <tests/support/data_files.hpp>
-#include <zero/data/random.hpp>
-#include <zero/data/sampler.hpp>
+
+#include "random.hpp"
 
 namespace zero::data {
 namespace {

@@ -1,3 +1,5 @@
+#include "dataset.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -5,8 +7,8 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/dataset.hpp>
-#include <zero/data/random.hpp>
+
+#include "random.hpp"
 
 namespace zero::data {
 namespace {

@@ -1,3 +1,5 @@
+#include "text.hpp"
+
 #include <fmt/format.h>
 #include <glob.h>
 
@@ -6,8 +8,8 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
-#include <zero/data/text.hpp>
-#include <zero/data/token_file.hpp>
+
+#include "token_file.hpp"
 
 namespace zero::data {
 namespace {

@@ -1,3 +1,5 @@
+#include "token_file.hpp"
+
 #include <fmt/format.h>
 
 #include <fstream>
@@ -5,8 +7,8 @@
 
 #include <tests/support/data_files.hpp>
 #include <tests/support/token_file_writer.hpp>
-#include <zero/data/token_file.hpp>
-#include <zero/data/token_stream.hpp>
+
+#include "token_stream.hpp"
 
 namespace zero::data {
 namespace {

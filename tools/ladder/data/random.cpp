@@ -1,7 +1,7 @@
+#include "random.hpp"
+
 #include <numeric>
 #include <utility>
-
-#include <zero/data/random.hpp>
 
 namespace zero::data {
 

@@ -1,10 +1,12 @@
+#include "sampler.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include <zero/base/error.hpp>
-#include <zero/data/random.hpp>
-#include <zero/data/sampler.hpp>
+
+#include "random.hpp"
 
 namespace zero::data {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/data/token_stream.hpp>
+#include "token_stream.hpp"
 
 namespace zero::data {
 

@@ -5,7 +5,8 @@
 #include <string>
 
 #include <zero/data/batch.hpp>
-#include <zero/data/token_stream.hpp>
+
+#include "token_stream.hpp"
 
 namespace zero::data {
 

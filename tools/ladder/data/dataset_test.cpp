@@ -1,9 +1,10 @@
+#include "dataset.hpp"
+
 #include <numeric>
 #include <set>
 
 #include <tests/support/data_files.hpp>
 #include <tests/support/records.hpp>
-#include <zero/data/dataset.hpp>
 
 namespace zero::data {
 namespace {
