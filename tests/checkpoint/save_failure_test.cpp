@@ -47,6 +47,19 @@ TEST_F(NotSaved, ToAFullDisk) {
   });
 }
 
+TEST_F(NotSaved, AsTheFirstOfItsFolder) {
+  options_.model.width = 128;
+  on_two_ranks([&](Session& session) {
+    const fs::path first = folder_ / "first";
+    {
+      const FullDisk disk(100'000);
+      refusal_of_saving(session, first, note(2, kMode));
+    }
+    session.communicator().barrier();
+    EXPECT_TRUE(fs::is_empty(first));
+  });
+}
+
 TEST_F(NotSaved, IsNotWhatSignalsMakeOfIt) {
   on_two_ranks([&](Session& session) {
     std::set<std::string> interrupted;  // each call of a file once

@@ -52,9 +52,10 @@ struct Wide : torch::nn::Module {
     register_module("layers", layers);
     head = register_module("head", torch::nn::Linear(kWidth, 1));
   }
+  torch::nn::LinearImpl& linear(std::size_t i) { return *layers[i]->as<torch::nn::Linear>(); }
   at::Tensor loss() {
     at::Tensor x = at::randn({4, kWidth});
-    for (const auto& layer : *layers) x = layer->as<torch::nn::Linear>()->forward(x).tanh();
+    for (std::size_t i = 0; i < layers->size(); ++i) x = linear(i).forward(x).tanh();
     return head(x).square().mean();
   }
   torch::nn::ModuleList layers;
@@ -88,6 +89,29 @@ TEST_P(PlainEngineOnRanks, HoldsItsShardsTheRootAndTheUnitsThatRun) {
   });
 }
 
+// Its gradients are ready, so that its parameters are released, before the backward of the
+// operation that reads the weight's values alone.
+TEST(PlainEngine, GathersAUnitAgainThatItsOwnBackwardReadsOnceMore) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> first;
+    for (const int stage : {0, 3}) {
+      at::manual_seed(7);
+      Wide net;
+      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      const auto loss = [&] {
+        const at::Tensor x = net.linear(0).forward(at::randn({4, Wide::kWidth})).tanh();
+        const at::Tensor y = at::linear(x, net.linear(1).weight.detach()).tanh();
+        return net.head(net.linear(1).forward(y)).square().mean();
+      };
+      at::manual_seed(communicator.rank());
+      ASSERT_EQ(error_of([&] { engine.backward(engine.forward(loss)); }), "") << "stage " << stage;
+      engine.step();
+      if (first.empty()) first = whole_weights(engine.strategy());
+      EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), first));
+    }
+  });
+}
+
 // A callback of at::RecordFunction sees each operation, and costs time.
 TEST(PlainEngine, WatchesNoOperationBelowStage3) {
   on_all_stages(2, [](dist::Communicator& communicator, int stage) {
@@ -117,6 +141,26 @@ TEST(PlainEngine, EvaluatesWithoutAGraph) {
       results.push_back(run.engine.evaluate(run.made.loss));
       EXPECT_FALSE(results.back().requires_grad());
       run.step(1);
+    }
+    EXPECT_TRUE(at::equal(results[0], results[1]));
+  });
+}
+
+// Without a graph an operation may read several units, of which some run already.
+TEST(PlainEngine, EvaluatesAnOperationOnTheRunningUnitAndAnother) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> results;
+    for (const int stage : {0, 3}) {
+      at::manual_seed(7);
+      Wide net;
+      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      const at::Tensor x = at::randn({4, Wide::kWidth});
+      const std::string error = error_of([&] {
+        results.push_back(engine.evaluate([&] {
+          return at::linear(net.linear(0).forward(x), net.linear(0).weight, net.linear(1).bias);
+        }));
+      });
+      ASSERT_EQ(error, "") << "stage " << stage;
     }
     EXPECT_TRUE(at::equal(results[0], results[1]));
   });
@@ -244,7 +288,7 @@ TEST_P(PlainEngineOnRanks, OneRankMaySkipABranchBelowStage3) {
         engine.backward(engine.forward([&] {
           if (communicator.rank() == 0) return net.loss();
           const at::Tensor x = at::randn({4, Wide::kWidth});
-          return net.head(net.layers[0]->as<torch::nn::Linear>()->forward(x)).square().mean();
+          return net.head(net.linear(0).forward(x)).square().mean();
         }));
         engine.step();
       }
@@ -263,7 +307,7 @@ TEST_P(PlainEngineOnRanks, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
         engine.backward(engine.forward([&] {
           if (communicator.rank() == 0) return net.loss();
           const at::Tensor x = at::randn({4, Wide::kWidth});
-          return net.head(net.layers[2]->as<torch::nn::Linear>()->forward(x)).square().mean();
+          return net.head(net.linear(2).forward(x)).square().mean();
         }));
         engine.step();
       }

@@ -325,6 +325,27 @@ TEST_P(EachBackend, TellsWhoseGradientIsNotFinite) {
   });
 }
 
+// In float32, where it is added up, the sum is finite: rounding makes it infinite, on the rank that
+// has it.
+TEST(RoundedSums, AreFoundWhereTheyOverflow) {
+  on_ranks(2, [](Communicator& c) {
+    for (const double value : {30000., 40000.}) {
+      const std::vector<bool> none(2, false);
+      std::vector<bool> mine = none;
+      mine[static_cast<std::size_t>(c.rank())] = value > 32752;  // half of the largest
+      const Reduction sum = {ReduceOp::kSum, ReduceType::kFloat32};
+      const at::Tensor all = at::full({4}, value, at::kHalf);
+      at::Tensor piece = at::empty({2}, at::kHalf);
+      c.reduce_scatter(piece, all, Purpose::kGradient, sum).wait();
+      EXPECT_EQ(c.not_finite().take(), mine) << "reduce_scatter of " << value;
+      c.all_reduce(all, Purpose::kControl, sum).wait();
+      EXPECT_EQ(c.not_finite().take(), none) << "what is no gradient, of " << value;
+      c.all_reduce(all.fill_(value), Purpose::kGradient, sum).wait();
+      EXPECT_EQ(c.not_finite().take(), mine) << "all_reduce of " << value;
+    }
+  });
+}
+
 TEST(BadCalls, AreRefusedBeforeAnythingIsSent) {
   on_ranks(2, [](Communicator& c) {
     const Traffic before = c.traffic();

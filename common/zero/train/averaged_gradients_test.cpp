@@ -116,6 +116,20 @@ TEST_P(Averaged, GradientsOfMicroBatchesAddUpOutOfReachOfBackward) {
   });
 }
 
+// The last micro-batch alone does not say what is dropped: an earlier one has used the parameters.
+TEST_P(Averaged, GradientsOfAnEarlierMicroBatchStay) {
+  on_ranks(GetParam(), [](dist::Communicator& ranks) {
+    Averages averages(ranks, /*adds_averages=*/true);
+    averages.reduce(1, /*is_last=*/false);
+    for (std::size_t i = 0; i < averages.list.size(); ++i) averages.gradients.note_used(i, false);
+    averages.gradients.complete(/*is_last_micro_batch=*/true);
+    for (std::size_t i = 0; i < averages.list.size(); ++i) {
+      ASSERT_EQ(averages.grad(i).defined(), averages.owns(i)) << i;
+    }
+    EXPECT_EQ(averages.element(), 1);
+  });
+}
+
 // Each was finite when it was averaged, and reductions found nothing.
 TEST_P(Averaged, GradientsThatOverflowLaterAreFound) {
   on_ranks(GetParam(), [](dist::Communicator& ranks) {

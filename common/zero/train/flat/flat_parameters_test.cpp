@@ -1,0 +1,88 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_unit.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
+
+namespace zero::train {
+namespace {
+
+using testing::on_ranks;
+
+// The first of two parameters: as many doubles, 0, 1, 2, …, sharded over the ranks.
+struct OneBuffer {
+  OneBuffer(dist::Communicator& communicator, Sharded sharded, std::int64_t elements,
+            bool frozen = false) {
+    weight = unit.add("weight", {elements});
+    weight.set_requires_grad(!frozen);
+    memory::raw(weight).copy_(at::arange(elements));
+    unit.add("trained", {1});
+    list = nn::list_parameters(unit);
+    flat = std::make_unique<FlatParameters>(list, std::vector<std::size_t>{0},
+                                            FlatOptions{.sharded = sharded}, communicator, pool);
+    flat->initialize({});
+  }
+
+  testing::TestUnit unit;
+  at::Tensor weight;
+  nn::ParameterList list;
+  memory::StoragePool pool;
+  std::unique_ptr<FlatParameters> flat;
+};
+
+// A shard has 64 elements, so that of 65 the last one lies alone in rank 1's.
+TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    constexpr std::int64_t kElements = ShardLayout::kAlignment + 1;
+    const std::int64_t mine = communicator.rank() == 0 ? kElements - 1 : 1;
+    for (const Sharded sharded : {Sharded::kOptimizer, Sharded::kGradients, Sharded::kParameters}) {
+      OneBuffer buffer(communicator, sharded, kElements);
+      FlatParameters& flat = *buffer.flat;
+      EXPECT_EQ(flat.updated().size(), 1U);
+      if (sharded == Sharded::kParameters) {
+        ASSERT_TRUE(flat.local_shard(0).tensor.defined());
+        EXPECT_EQ(flat.local_shard(0).tensor.numel(), mine);
+      }
+      ASSERT_TRUE(flat.piece(0).tensor.defined());
+      const auto whole = [&] {
+        flat.start_gather();
+        flat.wait_gather();
+        return memory::raw(buffer.weight).clone();
+      };
+      const at::Tensor first = at::arange(kElements, at::kDouble);
+      EXPECT_TRUE(at::equal(whole(), first));
+      memory::raw(buffer.weight).add_(1);  // what a program writes between steps
+      torch::autograd::impl::bump_version(buffer.weight);
+      flat.keep_writes();
+      flat.reshard();
+      EXPECT_TRUE(at::equal(whole(), first + 1));
+      flat.gradient_view(0).fill_(3);
+      buffer.weight.mutable_grad() = flat.gradient_view(0);
+      flat.start_reduce();
+      flat.finish_reduce();
+      EXPECT_TRUE(at::equal(flat.piece(0).tensor.grad(), at::full({mine}, 3., at::kDouble)));
+    }
+  });
+}
+
+TEST(FlatParameters, FrozenOnesSendNoMoreThanTheirGathers) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const Sharded sharded :
+         {Sharded::kNothing, Sharded::kOptimizer, Sharded::kGradients, Sharded::kParameters}) {
+      OneBuffer buffer(communicator, sharded, /*elements=*/65, /*frozen=*/true);
+      const bool gathers = sharded == Sharded::kParameters;
+      EXPECT_EQ(buffer.flat->sent(/*gathers=*/3).all, gathers ? 3 * buffer.flat->shard_bytes() : 0);
+      EXPECT_TRUE(buffer.flat->updated().empty() || sharded == Sharded::kNothing);
+      const dist::Traffic before = communicator.traffic();
+      buffer.flat->start_refresh();
+      buffer.flat->finish_gather();
+      EXPECT_EQ(communicator.traffic().since(before).bytes(), 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::train
