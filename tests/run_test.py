@@ -96,8 +96,7 @@ class Paths(Script):
                     ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
 
     def test_of_other_programs_are_the_users(self):
-        self.expect("plan", ["--weights", "a", "--memory", "24GB", "--json=c.json"],
-                    ["--weights", "HERE/a", "--memory", "24GB", "--json=HERE/c.json"])
+        self.expect("plan", ["--weights", "a", "--memory", "24GB"], ["--weights", "HERE/a", "--memory", "24GB"])
         self.expect("timeline", ["a.json", "--require", "0.5", "b.json", "--pict", "c.png"],
                     ["HERE/a.json", "--require", "0.5", "HERE/b.json", "--pict", "HERE/c.png"])
         self.expect("data", ["text", "--input", "a", "b", "--tokenizer", "c", "--validation", "0.1", "--output", "d"],
@@ -111,7 +110,7 @@ class Paths(Script):
         self.expect("gpu", ["--table", "-"], ["--table", "-"])
 
     def test_that_are_none_stay(self):
-        self.expect("plan", ["--json", "-"], ["--json", "-"])
+        self.expect("timeline", ["--json", "-"], ["--json", "-"])
         self.expect("ladder", ["--json", "/a", "--save", "", "--model", "tiny"],
                     ["--json", "/a", "--save", "", "--model", "tiny"])
 
@@ -133,8 +132,8 @@ class Pictures(Script):
 
     def test_may_fail(self):
         make_program(self.repository / "python", "#!/bin/sh\nexit 1\n")
-        make_program(self.repository / "build/release/bin/plan", "#!/bin/sh\necho {} >$2\n")
-        self.assertEqual(self.lines("plan", "--json", "a.json"), [])
+        make_program(self.repository / "build/release/bin/ladder", "#!/bin/sh\necho {} >$2\n")
+        self.assertEqual(self.lines("ladder", "--json", "a.json"), [])
 
 
 class Links(Script):

@@ -14,7 +14,6 @@ namespace {
 // A model of P elements on R hosts of S ranks.
 struct Hosts {
   const Request& request;
-  const Sending sending;
   const double per_host = static_cast<double>(*request.hosts.ranks_per_host);
   const double ranks = static_cast<double>(request.world_size);
   const double elements = static_cast<double>(request.model.parameters);
@@ -30,9 +29,7 @@ struct Hosts {
   // `bytes` gathered from all ranks, or reduced and scattered over them.
   HostPhase over_all(double bytes) const {
     const double sent = bytes * (ranks - 1) / ranks;
-    const double between =
-        sending == Sending::kRing ? sent / per_host : bytes * (ranks - per_host) / ranks;
-    return {sent - between, between, 0};
+    return {sent - sent / per_host, sent / per_host, 0};
   }
   HostPhase inside_host(double bytes) const { return {bytes * (per_host - 1) / per_host, 0, 0}; }
 
@@ -127,15 +124,11 @@ std::vector<HostPlan> plan_hosts(const Request& r) {
     throw Error(fmt::format("--ranks-per-host {}: --world-size {} is not two or more such hosts",
                             per_host, r.world_size));
   }
-  const std::vector<HostPlan> by_ring = Hosts{r, Sending::kRing}.all(),
-                              directly = Hosts{r, Sending::kDirect}.all();
-  std::vector<HostPlan> plans = Hosts{r, r.hosts.sending}.all();
-  for (std::size_t i = 0; i < plans.size(); ++i) {
-    HostPlan& plan = plans[i];
-    plan.leaves_by_ring = by_ring[i].sum().between * static_cast<double>(per_host);
-    plan.leaves_here = directly[i].sum().between * static_cast<double>(per_host);
+  std::vector<HostPlan> plans = Hosts{r}.all();
+  for (HostPlan& plan : plans) {
+    plan.leaves = plan.sum().between * static_cast<double>(per_host);
     plan.seconds = phases_seconds(plan.phases, r, r.hosts.bandwidth);
-    if (i > 0) plan.pays_from = pays_from(plan, plans.front(), r);
+    if (&plan != &plans.front()) plan.pays_from = pays_from(plan, plans.front(), r);
   }
   return plans;
 }

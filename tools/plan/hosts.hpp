@@ -11,28 +11,23 @@
 /// Ranks on several hosts whose links are slower than those inside a host: what HSDP and each part
 /// of ZeRO++ hold and send beside ZeRO-3, and from which ratio of the two bandwidths on each pays.
 ///
+/// An all-gather or a reduce-scatter of V bytes over N = R S ranks travels in a ring whose ranks
+/// are in the order of hosts, to the next rank only. Then V (N-1)/N leave a host, from its last
+/// rank. With S rings, each of which leaves the host from another rank (NCCL makes one for each
+/// network card), every rank sends 1/S of that to other hosts. An all-to-all has a message for each
+/// pair of ranks. (This library sends from each rank to each: 06_hsdp/README.md has its bytes
+/// beside these.)
+///
 /// Sources: ZeRO++ (Wang et al., arXiv:2306.10209), section 3, for hpZ, qwZ and qgZ; MiCS
 /// (arXiv:2205.00119) for HSDP. 06_hsdp/README.md and 07_zero_plus_plus/README.md derive the
 /// bytes.
 namespace zero::plan {
-
-/// How an all-gather or a reduce-scatter of V bytes over N = R S ranks travels. An all-to-all has a
-/// message for each pair of ranks, whatever the others do.
-enum class Sending {
-  /// In a ring whose ranks are in the order of hosts, to the next rank only. Then V (N-1)/N leave a
-  /// host, from its last rank. With S rings, each of which leaves the host from another rank (NCCL
-  /// makes one for each network card), every rank sends 1/S of that to other hosts.
-  kRing,
-  /// To each other rank, as this library does: S V (R-1)/R leave a host.
-  kDirect,
-};
 
 /// What is asked about hosts.
 struct HostRequest {
   std::optional<std::int64_t> ranks_per_host;  ///< S: consecutive ranks; R = N/S hosts
   double bandwidth = 10e9;           ///< bytes a second that a rank sends to other hosts with
   double quantize_bandwidth = 1e12;  ///< bytes of values that a rank quantizes in a second
-  Sending sending = Sending::kRing;
   std::int64_t block = quantization::Format{}.block;  ///< parameters that share a scale
   std::int64_t gradient_block = 256;                  ///< elements of a gradient that share one
 };
@@ -49,9 +44,8 @@ struct HostPlan {
   std::string name;  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
   States states;     ///< of the fullest rank; secondary shards are among the parameters
   std::vector<HostPhase> phases;  ///< the collectives of a step
-  /// Bytes that leave a host in a step with one micro-batch, in a ring and by direct sends.
-  double leaves_by_ring = 0, leaves_here = 0;
-  double seconds = 0;  ///< communication and quantizing, nothing hidden
+  double leaves = 0;              ///< bytes that leave a host in a step with one micro-batch
+  double seconds = 0;             ///< communication and quantizing, nothing hidden
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
   /// W_inside is Machine::bandwidth: 0 for any ratio, nothing if it never does.
   std::optional<double> pays_from = {};

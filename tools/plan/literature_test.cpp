@@ -1,11 +1,13 @@
-// docs/literature.md has the figures that papers and courses quote. Every table of that page is
-// computed here, and must stand there as it is printed here.
+// docs/literature.md has the figures that papers and courses quote. Every cell of its tables is
+// computed here, from the name of its row and the heading of its column.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <iterator>
+#include <functional>
+#include <map>
 #include <numeric>
 
 #include <zero/base/table.hpp>
@@ -22,87 +24,69 @@ namespace {
 using base::fixed;
 using Cells = std::vector<std::string>;
 
-const std::vector<Stage> kAll(std::begin(kStages), std::end(kStages));
-const std::vector<Stage> kSharded = {Stage::kZero1, Stage::kZero2, Stage::kZero3};
+struct Place {
+  const Cells& row;
+  std::size_t column;
+  const std::string& heading;
+};
+using Cell = std::function<std::string(const Place&)>;
+struct ComputedTable {
+  std::string first_heading;
+  Cell cell;
+};
+
 constexpr std::int64_t kOneAndAHalfBillion = 3 * kBillion / 2;
 
-// The page has the table with these headers, and with a row of `cells(row)` for each of `rows`.
-template <class Row, class Make>
-void expect_table(const Cells& headers, const std::vector<Row>& rows, Make cells) {
-  const auto line = [](const Cells& texts) {
-    return fmt::format("| {} |\n", fmt::join(texts, " | "));
-  };
-  Cells rules(headers.size(), "---:");
-  rules.front() = "---";
-  std::string table = line(headers) + line(rules);
-  for (const Row& row : rows) table += line(cells(row));
-  std::ifstream file("docs/literature.md");
-  const std::string page{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_THAT(page, ::testing::HasSubstr("\n" + table + "\n"));
+// ---- how names are read, and figures written ----
+
+std::int64_t number_in(const std::string& text) {
+  std::string digits;
+  std::ranges::copy_if(text, std::back_inserter(digits), [](char c) { return std::isdigit(c); });
+  return std::stoll(digits);
 }
+Stage stage_of(const std::string& words) {
+  return *std::ranges::find_if(kStages, [&](Stage s) { return words.starts_with(name(s)); });
+}
+
+std::string total(const States& states, Unit unit, int decimals = 2) {
+  return in(static_cast<double>(states.total()), unit, decimals);
+}
+std::string yes(bool is) { return is ? "yes" : "no"; }
 
 // Shares of N parameters on N ranks are equal.
 double bytes_per_parameter(const Policy& policy, Stage stage, std::int64_t n) {
   return static_cast<double>(model_states(n, policy, stage, n).total()) / static_cast<double>(n);
 }
-
 double ratio_to_ddp(const Policy& policy, Stage stage, std::int64_t n) {
   return bytes_per_parameter(policy, stage, n) / static_cast<double>(policy.total());
 }
-
 States offloaded(std::int64_t parameters, std::int64_t n) {
   States states = model_states(parameters, mixed(), Stage::kZero3, n);
   states.optimizer = 0;
   return states;
 }
 
-std::string total(const States& states, Unit unit, int decimals = 2) {
-  return in(static_cast<double>(states.total()), unit, decimals);
-}
+// ---- tables ----
 
 nn::LlamaConfig smollm2_360m(std::int64_t classes) {
   nn::LlamaConfig config = nn::preset("smollm2-360m");
   config.classes = classes;
   return config;
 }
-
 // Its tensors, without storage.
 nn::ParameterList tensors_of_smollm2_360m(std::int64_t classes) {
   const nn::DeferredStorage deferred;
   return nn::list_parameters(*std::make_shared<nn::Llama>(smollm2_360m(classes)));
 }
 
-Cells ladder_row(const std::string& mode, const States& states, double ratio) {
-  const auto mib = [](std::int64_t bytes) { return in(static_cast<double>(bytes), Unit::kMiB); };
-  return {mode,
-          mib(states.parameters),
-          mib(states.gradients),
-          mib(states.optimizer),
-          mib(states.total()),
-          fixed(ratio, 3)};
-}
-
-TEST(Literature, TheMemoryLadder) {
-  for (const std::int64_t classes : {5, 0}) {
-    const std::int64_t parameters = smollm2_360m(classes).parameters();
-    expect_table({"mode", "parameters (MiB)", "gradients", "optimizer", "total", "ratio"}, kAll,
-                 [&](Stage stage) {
-                   return ladder_row(name(stage), model_states(parameters, fp32(), stage, 2),
-                                     ratio_to_ddp(fp32(), stage, 2));
-                 });
-  }
-}
-
-// FSDP2 divides the rows of each tensor and pads them: `score`, 5 x 960, has 3 rows on each rank.
-TEST(Literature, FsdpAtRest) {
-  std::int64_t elements = 0;
-  for (const nn::Parameter& p : tensors_of_smollm2_360m(/*classes=*/5).parameters) {
-    const std::int64_t rows = p.tensor.size(0);
-    elements += (rows + 1) / 2 * (p.numel() / rows);
-  }
-  EXPECT_EQ(elements, 361'825'920 / 2 + 480);
-  EXPECT_EQ(ladder_row("", model_states(elements, fp32(), Stage::kDdp, 1), 0.5),
-            (Cells{"", "690.13", "690.13", "1380.26", "2760.52", "0.500"}));
+Cell ladder(std::int64_t classes) {
+  return [classes](const Place& p) {
+    const Stage stage = stage_of(p.row[0]);
+    const States s = model_states(smollm2_360m(classes).parameters(), fp32(), stage, 2);
+    if (p.column == 5) return fixed(ratio_to_ddp(fp32(), stage, 2), 3);
+    const std::int64_t bytes[] = {s.parameters, s.gradients, s.optimizer, s.total()};
+    return in(static_cast<double>(bytes[p.column - 1]), Unit::kMiB);
+  };
 }
 
 // Bytes of fp32 and their fullest rank's, where tensors have owners.
@@ -116,250 +100,225 @@ std::pair<double, double> all_and_fullest(int ranks, train::Ownership ownership)
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     owned[static_cast<std::size_t>(owners[i])] += static_cast<double>(sizes[i]);
   }
-  return {std::accumulate(owned.begin(), owned.end(), 0.0),
-          *std::max_element(owned.begin(), owned.end())};
+  return {std::accumulate(owned.begin(), owned.end(), 0.0), std::ranges::max(owned)};
 }
 
-TEST(Literature, OwnersOfWholeTensors) {
-  using train::Ownership;
-  expect_table({"owner of a whole tensor", "N = 2", "4", "8", "16"},
-               std::vector{Ownership::kByCount, Ownership::kBySize}, [](Ownership ownership) {
-                 Cells cells = {ownership == Ownership::kByCount ? "by count" : "by size"};
-                 for (const int ranks : {2, 4, 8, 16}) {
-                   const auto [all, fullest] = all_and_fullest(ranks, ownership);
-                   cells.push_back(fixed(fullest * ranks / all, 4));
-                 }
-                 return cells;
-               });
-  // By count the fuller of two ranks, under stages 1, 2 and 3.
-  const auto [all, fullest] = all_and_fullest(2, Ownership::kByCount);
-  const auto mib = [](double bytes) { return in(bytes, Unit::kMiB, 1); };
-  EXPECT_EQ(mib(2 * all + 2 * fullest), "4320.7");
-  EXPECT_EQ(mib(all + 3 * fullest), "3720.6");
-  EXPECT_EQ(mib(4 * fullest), "3120.5");
+std::string owners(const Place& p) {
+  const auto ranks = static_cast<int>(number_in(p.heading));
+  const auto [all, fullest] = all_and_fullest(
+      ranks, p.row[0] == "by size" ? train::Ownership::kBySize : train::Ownership::kByCount);
+  return fixed(fullest * ranks / all, 4);
 }
 
-TEST(Literature, Formulas) {
-  struct Row {
-    Stage stage;
-    const char *mixed, *fp32;
+std::string formulas(const Place& p) {
+  const Stage stage = stage_of(p.row[0]);
+  if (p.heading == "mixed" || p.heading == "fp32") return p.row[p.column];  // in words
+  if (p.heading == "N large") {
+    return fmt::format("{:.0f} P", bytes_per_parameter(mixed(), stage, kMostRanks));
+  }
+  const std::int64_t n = number_in(p.heading);
+  return fmt::format("{:.2f} P, {:.1f} % less", bytes_per_parameter(mixed(), stage, n),
+                     100 * (1 - ratio_to_ddp(mixed(), stage, n)));
+}
+
+std::string ratios(const Place& p) {
+  const bool is_fp32 = p.column <= 3;
+  return fixed(ratio_to_ddp(is_fp32 ? fp32() : mixed(), kStages[p.column - (is_fp32 ? 0 : 3)],
+                            number_in(p.row[0])),
+               6);
+}
+
+Cell states(std::int64_t parameters, const Policy& policy, Unit unit, int decimals) {
+  return [=](const Place& p) {
+    return total(model_states(parameters, policy, stage_of(p.heading), number_in(p.row[0])), unit,
+                 decimals);
   };
-  expect_table(
-      {"stage", "mixed", "N = 8", "N = 64", "N large", "fp32"},
-      std::vector<Row>{{Stage::kDdp, "16 P", "16 P"},
-                       {Stage::kZero1, "4 P + 12 P/N", "8 P + 8 P/N"},
-                       {Stage::kZero2, "2 P + 14 P/N", "4 P + 12 P/N"},
-                       {Stage::kZero3, "16 P/N", "16 P/N"}},
-      [](const Row& row) -> Cells {
-        const auto at = [&](std::int64_t n) {
-          return fmt::format("{:.2f} P, {:.1f} % less", bytes_per_parameter(mixed(), row.stage, n),
-                             100 * (1 - ratio_to_ddp(mixed(), row.stage, n)));
-        };
-        return {name(row.stage),
-                row.mixed,
-                at(8),
-                at(64),
-                fmt::format("{:.0f} P", bytes_per_parameter(mixed(), row.stage, kMostRanks)),
-                row.fp32};
-      });
 }
 
-TEST(Literature, Ratios) {
-  expect_table({"N", "fp32 ZeRO-1", "ZeRO-2", "ZeRO-3", "mixed ZeRO-1", "ZeRO-2", "ZeRO-3"},
-               std::vector<std::int64_t>{2, 4, 8}, [](std::int64_t n) {
-                 Cells cells = {fmt::format("{}", n)};
-                 for (const Policy& policy : {fp32(), mixed()}) {
-                   for (const Stage stage : kSharded) {
-                     cells.push_back(fixed(ratio_to_ddp(policy, stage, n), 6));
-                   }
-                 }
-                 return cells;
-               });
-  expect_table({"stage", "N = 4", "8", "64"}, kSharded, [](Stage stage) {
-    Cells cells = {name(stage)};
-    for (const std::int64_t n : {4, 8, 64}) {
-      cells.push_back(fixed(1 / ratio_to_ddp(mixed(), stage, n), 1));
-    }
-    return cells;
-  });
+std::string with_offload(const Place& p) {
+  const States s = offloaded(kOneAndAHalfBillion, number_in(p.row[0]));
+  if (p.heading.starts_with("under")) {
+    return yes(s.total() < (p.heading.ends_with("GiB") ? kGiB : kGB));
+  }
+  return total(s, p.column == 1 ? Unit::kGiB : Unit::kGB);
 }
 
-void expect_states(std::int64_t parameters, const Policy& policy, Unit unit, int decimals,
-                   const std::vector<std::int64_t>& ranks) {
-  expect_table(
-      {fmt::format("N, in {}", name(unit)), "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"}, ranks,
-      [&](std::int64_t n) {
-        Cells cells = {fmt::format("{}", n)};
-        for (const Stage stage : kAll) {
-          cells.push_back(total(model_states(parameters, policy, stage, n), unit, decimals));
-        }
-        return cells;
-      });
-}
-
-TEST(Literature, ModelStatesByWorldSize) {
-  expect_states(kOneAndAHalfBillion, mixed(), Unit::kGiB, 2, {1, 2, 8, 32, 128, 512});
-  expect_states(7 * kBillion, mixed(), Unit::kGB, 4, {4, 8, 64, 256});
-  expect_states(7 * kBillion, fp32(), Unit::kGB, 1, {8});
-  expect_states(13 * kBillion, mixed(), Unit::kGB, 2, {8, 32});
-}
-
-TEST(Literature, OffloadedOptimizer) {
-  expect_table({"N", "on the device (GiB)", "(GB)", "under 1 GiB", "under 1 GB"},
-               std::vector<std::int64_t>{1, 2, 4, 5, 6, 7, 8}, [](std::int64_t n) -> Cells {
-                 const States states = offloaded(kOneAndAHalfBillion, n);
-                 return {fmt::format("{}", n), total(states, Unit::kGiB), total(states, Unit::kGB),
-                         states.total() < kGiB ? "yes" : "no", states.total() < kGB ? "yes" : "no"};
-               });
-}
-
-TEST(Literature, Activations) {
+std::string activations(const Place& p) {
   Request request;
   request.model = model_of_size(7 * kBillion, /*layers=*/32);
   request.model.shape = {.layers = 32, .hidden = 4096, .attention = 4096, .mlp = 4 * 4096};
   request.batch = 4;
-  const auto activations = [&](bool recompute) {
-    request.recompute = recompute;
-    return plan_stage(request, Stage::kZero3, data_mesh(Stage::kZero3, 64)).activations;
-  };
-  const States states = model_states(7 * kBillion, mixed(), Stage::kZero3, 64);
-  expect_table({"", "GB", "GiB"},
-               std::vector<std::pair<const char*, std::int64_t>>{
-                   {"model states, ZeRO-3, 64 ranks", states.total()},
-                   {"activations, everything kept", activations(false)},
-                   {"activations, layers recomputed", activations(true)}},
-               [](const auto& row) -> Cells {
-                 const auto bytes = static_cast<double>(row.second);
-                 return {row.first, in(bytes, Unit::kGB), in(bytes, Unit::kGiB)};
-               });
+  request.recompute = p.row[0].ends_with("recomputed");
+  const StagePlan plan = plan_stage(request, Stage::kZero3, data_mesh(Stage::kZero3, 64));
+  return in(static_cast<double>(p.row[0].starts_with("model states") ? plan.states.total()
+                                                                     : plan.activations),
+            p.heading == "GB" ? Unit::kGB : Unit::kGiB);
 }
 
-TEST(Literature, Traffic) {
-  struct Row {
-    Scheme scheme;
-    const char *name, *formula;
-  };
-  expect_table(
-      {"", "bytes sent by a rank", "N = 2 (V)", "4", "8"},
-      std::vector<Row>{{Scheme::kDdp, "DDP", "2 V (N-1)/N"},
-                       {Scheme::kZero1Naive, "ZeRO-1 naive", "3 V (N-1)/N"},
-                       {Scheme::kZero1, "ZeRO-1", "2 V (N-1)/N"},
-                       {Scheme::kZero2, "ZeRO-2", "2 V (N-1)/N"},
-                       {Scheme::kZero2Placeholder, "ZeRO-2 placeholder", "(N-1) V + V (N-1)/N"},
-                       {Scheme::kZero3, "ZeRO-3", "3 V (N-1)/N"},
-                       {Scheme::kZero3Kept, "ZeRO-3 kept", "2 V (N-1)/N"}},
-      [](const Row& row) {
-        Cells cells = {row.name, row.formula};
-        for (const std::int64_t n : {2, 4, 8}) {
-          cells.push_back(fixed(sent(row.scheme, {1, 1}, n).total(), 3));
-        }
-        return cells;
-      });
-  expect_table(
-      {"1.5 B parameters", "total (GiB)", "reduced", "gathered"}, kAll, [](Stage stage) -> Cells {
-        const plan::Traffic v = volume(scheme_of(stage), copies(kOneAndAHalfBillion, mixed()), 8);
-        return {name(stage), in(v.total(), Unit::kGiB), in(v.gradients_reduced, Unit::kGiB),
-                in(v.gradients_gathered + v.parameters_gathered, Unit::kGiB)};
-      });
+std::string traffic(const Place& p) {
+  static const std::map<std::string, Scheme> schemes = {
+      {"DDP", Scheme::kDdp},
+      {"ZeRO-1 naive", Scheme::kZero1Naive},
+      {"ZeRO-1", Scheme::kZero1},
+      {"ZeRO-2", Scheme::kZero2},
+      {"ZeRO-2 placeholder", Scheme::kZero2Placeholder},
+      {"ZeRO-3", Scheme::kZero3},
+      {"ZeRO-3 kept", Scheme::kZero3Kept}};
+  if (p.column == 1) return p.row[1];  // in words
+  const std::int64_t n = p.column == 2 ? 2 : number_in(p.heading);
+  return fixed(sent(schemes.at(p.row[0]), {1, 1}, n).total(), 3);
 }
 
-TEST(Literature, ThirteenBillionOnCardsOf24GB) {
-  struct Row {
-    const char* what;
-    std::int64_t ranks;
-    States states;
-  };
-  std::vector<Row> rows;
-  const auto states = [](Stage stage, std::int64_t n) {
-    return model_states(13 * kBillion, mixed(), stage, n);
-  };
-  for (const Stage stage : kAll) rows.push_back({name(stage), 8, states(stage, 8)});
-  rows.push_back({"ZeRO-3 + offload", 8, offloaded(13 * kBillion, 8)});
-  const auto needed = [&](std::int64_t n) { return states(Stage::kZero3, n).total(); };
-  for (const std::int64_t n :
-       {*fewest_ranks(24 * kGB, 8, needed), std::int64_t{12}, std::int64_t{16}}) {
-    rows.push_back({"ZeRO-3", n, states(Stage::kZero3, n)});
-  }
-  expect_table({"stage", "N", "model states (GB)", "fit 24 GB"}, rows, [](const Row& row) -> Cells {
-    return {row.what, fmt::format("{}", row.ranks), total(row.states, Unit::kGB),
-            row.states.total() <= 24 * kGB ? "yes" : "no"};
-  });
+std::string volumes(const Place& p) {
+  const plan::Traffic v =
+      volume(scheme_of(stage_of(p.row[0])), copies(kOneAndAHalfBillion, mixed()), 8);
+  const double bytes[] = {v.total(), v.gradients_reduced,
+                          v.gradients_gathered + v.parameters_gathered};
+  return in(bytes[p.column - 1], Unit::kGiB);
 }
 
-TEST(Literature, OneAndAHalfBillionOnCardsOf16GB) {
-  expect_table({"stage", "N large (GB)", "fits 16 GB from"}, kAll, [](Stage stage) -> Cells {
-    const auto fewest = fewest_ranks(16 * kGB, 1, [&](std::int64_t n) {
-      return model_states(kOneAndAHalfBillion, mixed(), stage, n).total();
-    });
-    return {name(stage),
-            total(model_states(kOneAndAHalfBillion, mixed(), stage, kMostRanks), Unit::kGB),
-            fewest ? fmt::format("{} ranks", *fewest) : "never"};
-  });
+std::string fit_24_gb(const Place& p) {
+  const std::int64_t n = number_in(p.row[1]);
+  const States s = p.row[0].ends_with("offload")
+                       ? offloaded(13 * kBillion, n)
+                       : model_states(13 * kBillion, mixed(), stage_of(p.row[0]), n);
+  if (p.column == 1) return p.row[1];
+  return p.column == 2 ? total(s, Unit::kGB) : yes(s.total() <= 24 * kGB);
 }
 
-TEST(Literature, Lookahead) {
+std::string fit_16_gb(const Place& p) {
+  const auto on = [&](std::int64_t n) {
+    return model_states(kOneAndAHalfBillion, mixed(), stage_of(p.row[0]), n);
+  };
+  if (p.column == 1) return total(on(kMostRanks), Unit::kGB);
+  const auto fewest = fewest_ranks(16 * kGB, 1, [&](std::int64_t n) { return on(n).total(); });
+  return fewest ? fmt::format("{} ranks", *fewest) : "never";
+}
+
+std::string lookahead(const Place& p) {
   constexpr double kCompute = 10e-3;
-  const double bytes = copies(200'000'000, mixed()).parameters;
-  expect_table({"bandwidth (GB/s)", "gather (ms)", "k*", "exposed, 32 units (ms, at k*)"},
-               std::vector<double>{25e9, 50e9, 100e9, 200e9}, [&](double bandwidth) -> Cells {
-                 const double gather = communication_seconds(bytes, 0, {.bandwidth = bandwidth});
-                 const auto k = static_cast<std::int64_t>(std::ceil(gather / kCompute));
-                 const train::Pass pass{std::vector<double>(32, gather),
-                                        std::vector<double>(32, kCompute),
-                                        std::vector<double>(32, 0)};
-                 return {fixed(bandwidth / 1e9, 0), fixed(gather * 1e3, 0), fmt::format("{}", k),
-                         fixed(train::exposed_seconds(pass, k) * 1e3, 0)};
-               });
+  const double gather =
+      communication_seconds(copies(200'000'000, mixed()).parameters, 0,
+                            {.bandwidth = 1e9 * static_cast<double>(number_in(p.row[0]))});
+  const auto k = static_cast<std::int64_t>(std::ceil(gather / kCompute));
+  const auto all = [](double seconds) { return std::vector<double>(32, seconds); };
+  if (p.heading == "k*") return fmt::format("{}", k);
+  return fixed(
+      1e3 * (p.column == 1 ? gather
+                           : train::exposed_seconds({all(gather), all(kCompute), all(0)}, k)),
+      0);
 }
 
-TEST(Literature, BreakEvenBatch) {
+std::string break_even(const Place& p) {
   const Machine machine{.bandwidth = 100e9, .latency = 10e-6, .flops = 150e12};
-  expect_table(
-      {"parameters", "communication (ms)", "sequence 2048 (samples)", "8192"},
-      std::vector<std::int64_t>{7, 13, 70}, [&](std::int64_t billions) -> Cells {
-        const std::int64_t parameters = billions * kBillion;
-        const double sent = volume(Scheme::kZero3, copies(parameters, mixed()), 2).total();
-        const double seconds =
-            communication_seconds(sent, /*collectives, three for each of 32 layers=*/96, machine);
-        const auto batch = [&](std::int64_t sequence) {
-          return fmt::format("{}", *break_even_batch(seconds, parameters, sequence, 0.05, machine));
-        };
-        return {fmt::format("{} B", billions), fixed(seconds * 1e3, 0), batch(2048), batch(8192)};
-      });
+  const std::int64_t parameters = number_in(p.row[0]) * kBillion;
+  const double seconds =
+      communication_seconds(volume(Scheme::kZero3, copies(parameters, mixed()), 2).total(),
+                            /*collectives, three for each of 32 layers=*/96, machine);
+  if (p.column == 1) return fixed(seconds * 1e3, 0);
+  return fmt::format(
+      "{}", *break_even_batch(seconds, parameters, p.column == 2 ? 2048 : 8192, 0.05, machine));
 }
 
-TEST(Literature, Hybrid) {
-  struct Row {
-    const char* what;
-    std::int64_t large, small;
-  };
-  expect_table({"8 ranks, mixed", "model states (GB)", "volume (GB)"},
-               std::vector<Row>{
-                   {"all ZeRO-3", 7, 0}, {"6 B ZeRO-3, 1 B ZeRO-2", 6, 1}, {"all ZeRO-2", 0, 7}},
-               [](const Row& row) -> Cells {
-                 double states = 0, sent = 0;
-                 for (const auto& [stage, billions] :
-                      {std::pair{Stage::kZero3, row.large}, {Stage::kZero2, row.small}}) {
-                   const std::int64_t parameters = billions * kBillion;
-                   states +=
-                       static_cast<double>(model_states(parameters, mixed(), stage, 8).total());
-                   sent += volume(scheme_of(stage), copies(parameters, mixed()), 8).total();
-                 }
-                 return {row.what, in(states, Unit::kGB), in(sent, Unit::kGB)};
-               });
+std::string tensor_parallelism(const Place& p) {
+  const std::int64_t hidden = number_in(p.row[0]), layer = 12 * hidden * hidden;
+  if (p.column == 1) return base::with_thousands(layer);
+  if (p.column == 2) {
+    return base::with_thousands(tensor_parallel_crossover(layer, hidden, mixed()));
+  }
+  return in(p.column == 3 ? sent(Scheme::kZero3, copies(layer, mixed()), 8).total()
+                          : tensor_parallel_sent(8192, hidden, mixed().parameter, 8),
+            Unit::kGB, 3);
 }
 
-TEST(Literature, TensorParallelism) {
-  expect_table({"hidden size", "parameters of a layer", "even at (tokens)",
-                "ZeRO-3 at 8192 tokens (GB, 8 ranks)", "tensor parallel"},
-               std::vector<std::int64_t>{1024, 4096, 8192}, [](std::int64_t hidden) -> Cells {
-                 const std::int64_t layer = 12 * hidden * hidden;
-                 return {
-                     fmt::format("{}", hidden), base::with_thousands(layer),
-                     base::with_thousands(tensor_parallel_crossover(layer, hidden, mixed())),
-                     in(sent(Scheme::kZero3, copies(layer, mixed()), 8).total(), Unit::kGB, 3),
-                     in(tensor_parallel_sent(8192, hidden, mixed().parameter, 8), Unit::kGB, 3)};
-               });
+// In the order of the page.
+const std::vector<ComputedTable> kTables = {
+    {"mode", ladder(/*classes=*/5)},
+    {"mode", ladder(0)},
+    {"owner of a whole tensor", owners},
+    {"stage", formulas},
+    {"N", ratios},
+    {"stage",
+     [](const Place& p) {
+       return fixed(1 / ratio_to_ddp(mixed(), stage_of(p.row[0]), number_in(p.heading)), 1);
+     }},
+    {"N, in GiB", states(kOneAndAHalfBillion, mixed(), Unit::kGiB, 2)},
+    {"N, in GB", states(7 * kBillion, mixed(), Unit::kGB, 4)},
+    {"N, in GB", states(7 * kBillion, fp32(), Unit::kGB, 1)},
+    {"N, in GB", states(13 * kBillion, mixed(), Unit::kGB, 2)},
+    {"N", with_offload},
+    {"", activations},
+    {"", traffic},
+    {"1.5 B parameters", volumes},
+    {"stage", fit_24_gb},
+    {"stage", fit_16_gb},
+    {"bandwidth (GB/s)", lookahead},
+    {"parameters", break_even},
+    {"hidden size", tensor_parallelism}};
+
+// ---- the page ----
+
+Cells cells_of(const std::string& line) {
+  Cells cells;
+  for (std::size_t begin = 1, end = 0; (end = line.find('|', begin)) != std::string::npos;
+       begin = end + 1) {
+    const std::string cell = line.substr(begin, end - begin);
+    const std::size_t first = cell.find_first_not_of(' ');
+    cells.push_back(first == std::string::npos
+                        ? ""
+                        : cell.substr(first, cell.find_last_not_of(' ') - first + 1));
+  }
+  return cells;
+}
+
+// Rows of tables: headings, a rule, and figures.
+std::vector<std::vector<Cells>> tables_of_the_page() {
+  std::ifstream file("docs/literature.md");
+  std::vector<std::vector<Cells>> tables;
+  bool inside = false;
+  for (std::string line; std::getline(file, line); inside = line.starts_with('|')) {
+    if (!line.starts_with('|')) continue;
+    if (!inside) tables.emplace_back();
+    tables.back().push_back(cells_of(line));
+  }
+  return tables;
+}
+
+TEST(Literature, EveryCellOfEveryTableIsComputed) {
+  const std::vector<std::vector<Cells>> tables = tables_of_the_page();
+  ASSERT_EQ(tables.size(), kTables.size());
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    const Cells& headings = tables[i].front();
+    ASSERT_EQ(headings.front(), kTables[i].first_heading) << "table " << i + 1;
+    for (std::size_t row = 2; row < tables[i].size(); ++row) {
+      const Cells& cells = tables[i][row];
+      ASSERT_EQ(cells.size(), headings.size());
+      for (std::size_t column = 1; column < cells.size(); ++column) {
+        EXPECT_EQ(kTables[i].cell({cells, column, headings[column]}), cells[column])
+            << fmt::format("table {}, {}, {}", i + 1, cells.front(), headings[column]);
+      }
+    }
+  }
+}
+
+// FSDP2 divides the rows of each tensor and pads them: `score`, 5 x 960, has 3 rows on each rank.
+TEST(Literature, FsdpAtRest) {
+  std::int64_t elements = 0;
+  for (const nn::Parameter& p : tensors_of_smollm2_360m(/*classes=*/5).parameters) {
+    const std::int64_t rows = p.tensor.size(0);
+    elements += (rows + 1) / 2 * (p.numel() / rows);
+  }
+  EXPECT_EQ(elements, 361'825'920 / 2 + 480);
+  EXPECT_EQ(total(model_states(elements, fp32(), Stage::kDdp, 1), Unit::kMiB), "2760.52");
+}
+
+// By count the fuller of two ranks, under stages 1, 2 and 3.
+TEST(Literature, TheFullerOfTwoOwners) {
+  const auto [all, fullest] = all_and_fullest(2, train::Ownership::kByCount);
+  const auto mib = [](double bytes) { return in(bytes, Unit::kMiB, 1); };
+  EXPECT_EQ(mib(2 * all + 2 * fullest), "4320.7");
+  EXPECT_EQ(mib(all + 3 * fullest), "3720.6");
+  EXPECT_EQ(mib(4 * fullest), "3120.5");
 }
 
 }  // namespace

@@ -19,36 +19,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<Module> modules_of(const nn::LlamaConfig& c) {
-  const std::int64_t queries = c.heads * c.head_size, keys = c.kv_heads * c.head_size;
-  std::vector<Module> modules = {{"model.embed_tokens", 1, c.vocabulary * c.hidden}};
-  const std::pair<const char*, std::int64_t> of_layer[] = {
-      {"self_attn.q_proj", queries * c.hidden}, {"self_attn.k_proj", keys * c.hidden},
-      {"self_attn.v_proj", keys * c.hidden},    {"self_attn.o_proj", c.hidden * queries},
-      {"mlp.gate_proj", c.mlp * c.hidden},      {"mlp.up_proj", c.mlp * c.hidden},
-      {"mlp.down_proj", c.hidden * c.mlp},      {"input_layernorm", c.hidden},
-      {"post_attention_layernorm", c.hidden}};
-  for (const auto& [name, parameters] : of_layer) {
-    modules.push_back({std::string("model.layers.*.") + name, c.layers, parameters});
-  }
-  modules.push_back({"model.norm", 1, c.hidden});
-  if (c.classes > 0) modules.push_back({"score", 1, c.classes * c.hidden});
-  if (c.classes == 0 && !c.tied) modules.push_back({"lm_head", 1, c.vocabulary * c.hidden});
-  return modules;
-}
-
 // A layer by the first number in a tensor's name: {"model.layers.", 17}.
 using Layer = std::pair<std::string, int>;
-// The layer of "model.layers.17.mlp.up_proj.weight", whose number becomes a "*". Nothing for
-// "lm_head.weight": it is the root's.
-std::optional<Layer> take_layer(std::string& tensor) {
+// The layer of "model.layers.17.mlp.up_proj.weight". Nothing for "lm_head.weight": it is the
+// root's.
+std::optional<Layer> layer_of(const std::string& tensor) {
   std::istringstream words(tensor);
   std::string before, word;
   for (; std::getline(words, word, '.'); before += word + ".") {
     const bool is_number = word.find_first_not_of("0123456789") == std::string::npos;
-    if (!is_number || word.empty() || word.size() >= 10) continue;
-    tensor.replace(before.size(), word.size(), "*");
-    return Layer{before, std::stoi(word)};
+    if (is_number && !word.empty() && word.size() < 10) return Layer{before, std::stoi(word)};
   }
   return std::nullopt;
 }
@@ -58,15 +38,10 @@ std::optional<Layer> take_layer(std::string& tensor) {
 void count_tensors(const fs::path& weights, Model& model) {
   const safetensors::Folder folder(weights);
   std::map<Layer, std::int64_t> layers;
-  std::map<std::string, Module> modules;
   model.parameters = model.root = 0;
   for (const std::string& name : folder.names()) {
     const std::int64_t elements = folder.info(name).elements();
-    std::string pattern = name;
-    const std::optional<Layer> layer = take_layer(pattern);
-    Module& module = modules[name.substr(0, name.rfind('.'))];
-    module.name = pattern.substr(0, pattern.rfind('.'));
-    module.parameters += elements;
+    const std::optional<Layer> layer = layer_of(name);
     model.parameters += elements;
     (layer ? layers[*layer] : model.root) += elements;
   }
@@ -75,10 +50,6 @@ void count_tensors(const fs::path& weights, Model& model) {
     if (elements > 0) model.units.push_back(elements);
   }
   if (model.units.empty()) std::swap(model.root, model.units.emplace_back());
-  std::map<std::pair<std::string, std::int64_t>, std::int64_t> counts;
-  for (const auto& [name, module] : modules) ++counts[{module.name, module.parameters}];
-  model.modules.clear();
-  for (const auto& [row, n] : counts) model.modules.push_back({row.first, n, row.second});
   const std::int64_t count = std::ssize(model.units);
   if (model.parameters > 0 && model.parameters <= nn::kMostParameters && count <= nn::kMostLayers)
     return;
@@ -143,7 +114,6 @@ Model model_of(const nn::LlamaConfig& c, std::string name) {
           .parameters = parameters,
           .units = std::vector<std::int64_t>(static_cast<std::size_t>(c.layers), unit),
           .root = parameters - c.layers * unit,
-          .modules = modules_of(c),
           .shape = {.layers = c.layers,
                     .hidden = c.hidden,
                     .attention = c.heads * c.head_size,

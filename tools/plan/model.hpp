@@ -23,13 +23,6 @@ struct Shape {
   std::int64_t vocabulary = 0;  ///< 0: not known, or no logits over it (a classifier)
 };
 
-/// Equal modules, such as the 32 of "model.layers.*.mlp.up_proj".
-struct Module {
-  std::string name;
-  std::int64_t count = 1;
-  std::int64_t parameters = 0;  ///< elements that one of them holds itself
-};
-
 struct Model {
   std::string name = {};
   std::int64_t parameters = 0;
@@ -37,7 +30,6 @@ struct Model {
   std::vector<std::int64_t> units = {};
   /// Elements of the root unit: embedding, final norm and head. 0 if nothing is known of it.
   std::int64_t root = 0;
-  std::vector<Module> modules = {};  ///< those with parameters; empty if they are not known
   Shape shape = {};
   std::optional<nn::LlamaConfig> llama = {};  ///< if it is one
   /// What the user should know: guesses above all.

@@ -99,17 +99,9 @@ TEST(ModelFiles, HeadersCountWhateverTheArchitecture) {
   testing::save_safetensors_folder(folder.path(), tensors);
   const Model without_config = model_of_files(folder / "model.safetensors");
   EXPECT_EQ(without_config.root, 41);
-  ASSERT_EQ(without_config.units.size(), 11U);
+  ASSERT_EQ(without_config.units.size(), 11U);  // the first number alone is that of a layer
   for (int i = 0; i < 11; ++i) EXPECT_EQ(without_config.units[i], 4 * (i + 1) + 4) << i;
   EXPECT_THAT(without_config.notes, Contains(HasSubstr("guess")));
-  const auto module = [&](const std::string& name, std::int64_t count, std::int64_t parameters) {
-    return Contains(::testing::FieldsAre(name, count, parameters));
-  };
-  // The attentions all differ; the first number alone is that of a layer.
-  EXPECT_EQ(without_config.modules.size(), 2U + 11U + 1U);
-  EXPECT_THAT(without_config.modules,
-              ::testing::AllOf(module("wte", 1, 40), module("scale", 1, 1),
-                               module("h.*.attn", 1, 12), module("h.*.mlp.0", 11, 4)));
 
   folder.write("config.json", R"({"model_type": "gpt2", "n_layer": 11, "n_embd": 4})");
   const Model gpt = model_of_files(folder.path());

@@ -7,7 +7,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/table.hpp>
-#include <zero/optim/offload/tile_file.hpp>
 #include <zero/train/exposed_time.hpp>
 
 namespace zero::plan {
@@ -43,27 +42,6 @@ std::string from_ranks(std::optional<std::int64_t> n) {
   return n ? fmt::format("from {} ranks on", base::with_thousands(*n)) : "on no number of ranks";
 }
 
-// `resident` with its optimizer states on a disk.
-StagePlan on_disk(const Request& r, const StagePlan& resident) {
-  const Stage stage = resident.stage;
-  const auto file_on = [&](std::int64_t n) {
-    return model_states(r.model.parameters, r.policy, stage, n).optimizer;
-  };
-  const std::int64_t file = file_on(r.world_size);
-  if (r.disk.room && file > r.disk.room->bytes) {
-    const auto& [room, unit] = *r.disk.room;
-    refuse_if(true, "--disk {}: optimizer states of {} take {} of a rank; they fit {}",
-              at_most(room, unit), name(stage), at_least(file, unit),
-              from_ranks(fewest_ranks(room, r.world_size, file_on)));
-  }
-  StagePlan row = resident;
-  row.states.optimizer = 2 * optim::TileFile::buffer_bytes(optim::OffloadOptions{}.tile_bytes);
-  const std::int64_t moved = 2 * file;
-  row.disk = DiskUse{file, moved, static_cast<double>(moved) / *r.disk.bandwidth};
-  row.time.exposed += row.disk->seconds;
-  return row;
-}
-
 std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead) {
   std::vector<StagePlan> rows;
   for (const Stage stage : kStages) {
@@ -73,13 +51,11 @@ std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead)
     row.break_even_batch = break_even_batch(row.time.communication, r.model.parameters, r.sequence,
                                             r.break_even_share, r.machine);
   }
-  const StagePlan last = rows.back();
-  if (last.stage == Stage::kZero3 && r.policy.optimizer > 0) {
-    rows.push_back(last);
+  if (rows.back().stage == Stage::kZero3 && r.policy.optimizer > 0) {
+    rows.push_back(StagePlan(rows.back()));
     rows.back().offloaded = true;
     rows.back().states.optimizer = 0;
   }
-  if (r.disk.bandwidth) rows.push_back(on_disk(r, last));
   return rows;
 }
 
@@ -146,18 +122,12 @@ std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
                      at_most(std::abs(more), unit), more < 0 ? "less" : "more");
 }
 
-std::string with_disk(const Request& request, const StagePlan& row) {
-  return fmt::format(" With optimizer states on a disk it needs {} and {}.",
-                     at_least(row.total(), request.memory->unit),
-                     request.fits(row) ? "fits" : "does not fit");
-}
-
 // A no stays a no: whole bytes are compared, needs are printed rounded up and memory rounded down.
 Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
   const auto& [memory, unit] = *request.memory;
   std::vector<StagePlan> fitting;
   for (const StagePlan& stage : stages) {
-    if (!stage.offloaded && !stage.disk && request.fits(stage)) fitting.push_back(stage);
+    if (!stage.offloaded && request.fits(stage)) fitting.push_back(stage);
   }
   Choice choice{.taken = take_best(fitting), .next = take_best(fitting)};
   if (const auto& taken = choice.taken) {
@@ -191,9 +161,6 @@ Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
       at_most(memory, unit), base::with_thousands(request.world_size),
       request.world_size == 1 ? "" : "s", name(last), at_least(all(request.world_size), unit),
       from_ranks(choice.ranks_for_states), from_ranks(choice.ranks_for_all));
-  for (const StagePlan& row : stages) {
-    if (row.disk) choice.says += with_disk(request, row);
-  }
   return choice;
 }
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "hosts.hpp"
-#include "hybrid.hpp"
 #include "offload.hpp"
 #include "quantity.hpp"
 #include "timing.hpp"
@@ -62,20 +61,6 @@ struct MeshRequest {
   bool operator==(const MeshRequest&) const = default;
 };
 
-/// Optimizer states of AdamW on a disk, as zero::optim::with_offload() keeps them.
-struct DiskRequest {
-  /// Bytes a second that a rank reads and writes, together. Without it nothing is on a disk.
-  std::optional<double> bandwidth;
-  std::optional<Memory> room;  ///< of a rank
-};
-
-/// What a rank has there.
-struct DiskUse {
-  std::int64_t file = 0;   ///< bytes: optimizer states of the parameters that it updates
-  std::int64_t moved = 0;  ///< bytes of a step: the update reads and writes the file
-  double seconds = 0;      ///< for these
-};
-
 /// Upper limits of a request, so that bytes and tokens of all ranks stay within 63 bits: samples a
 /// rank, tokens a sample, and the product of the two.
 inline constexpr std::int64_t kLargestBatch = 1 << 20, kLongestSequence = 1 << 24,
@@ -118,9 +103,6 @@ struct Request {
   double break_even_share = 0.05;  ///< communication over compute that counts as little
   MeshRequest mesh;
   HostRequest hosts;
-  DiskRequest disk;
-  bool hybrid = false;  ///< tables of the hybrid in place of the stages'
-  std::int64_t hybrid_threshold = kHybridThreshold;
 
   /// Of a rank in a step.
   std::int64_t tokens() const { return batch * sequence; }
@@ -153,9 +135,6 @@ struct StagePlan : Held {
   /// Optimizer states are in host memory (ZeRO-Offload, arXiv:2101.06840, section 3: parameters and
   /// gradients stay on the device). ZeRO-3 mixed: 4 P/N.
   bool offloaded = false;
-  /// Optimizer states are on a disk (ZeRO-Infinity, arXiv:2104.07857, section 5.2): two tiles of
-  /// them are in memory. They are moved in the update, which forward and backward do not hide.
-  std::optional<DiskUse> disk = {};
   /// Of data ranks alone; not known of a mesh.
   StepTime time = {};
   std::optional<std::int64_t> break_even_batch = {};  ///< nothing hidden
@@ -193,8 +172,7 @@ struct Choice {
 
 struct Plan {
   Request request;
-  /// Those asked for, then ZeRO-3 with its optimizer offloaded, then the last stage with it on a
-  /// disk if that was asked for; if a mesh was asked for, on it.
+  /// Those asked for, then ZeRO-3 with its optimizer offloaded; if a mesh was asked for, on it.
   std::vector<StagePlan> stages = {};
   LookaheadPlan lookahead = {};
   Choice choice = {};                ///< of data ranks alone
@@ -223,8 +201,8 @@ StepTime step_time(const Request& request, Stage stage, std::int64_t lookahead);
 /// above 0 and at most its upper limit. Throws zero::Error that names option and numbers: for more
 /// than kMostTokens tokens a rank, for activations that cannot be counted, for axes of a mesh that
 /// do not divide the ranks, a model that the tensor axis cannot share, more pipeline stages than
-/// layers, micro-batches that do not divide the samples, a stage that is not possible, a disk
-/// without room, and as plan_hosts() does.
+/// layers, micro-batches that do not divide the samples, a stage that is not possible, and as
+/// plan_hosts() does.
 Plan make_plan(const Request& request);
 
 }  // namespace zero::plan

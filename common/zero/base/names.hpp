@@ -17,7 +17,14 @@ inline constexpr Removed kRemoved[] = {
     {"offload_delay_after", "updates are made in their step; exercise 10c has the method"},
     {"offload_parameters",
      "offload keeps the optimizer's states on a disk; the gather from a file is being rebuilt"},
-    {"--offload-parameters", "--disk-bandwidth plans the optimizer's states on a disk"},
+    {"--offload-parameters", "10_offload/host.md has the bytes of what leaves the device"},
+    {"--disk-bandwidth", "docs/engine.md has the time of optimizer states on a disk by formula"},
+    {"--disk", "a rank's file takes 8 bytes for each of its parameters, 12 in mixed precision"},
+    {"--scenarios", "docs/planner.md has the table with a command in each row"},
+    {"--hybrid", "exercise 05d asks for its bytes, and engine3:whole_below=N trains it"},
+    {"--hybrid-threshold", "engine3:whole_below=N trains the hybrid"},
+    {"--json", "the planner prints its figures as tables, and ends with 3 if nothing fits"},
+    {"--collectives", "bytes are those of a ring; 06_hsdp/README.md has direct sends beside them"},
 };
 
 /// The message for an unknown name: "unknown mode 'zer1'; known modes: ddp, zero1, zero2, zero3".
