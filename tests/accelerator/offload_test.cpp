@@ -98,13 +98,16 @@ struct OffloadRun {
     return all;
   }
   std::int64_t updated_bytes() { return updated_bytes_of(engine.strategy()); }
-  // What a program may write into the gradients that this rank updates, after backward().
-  void turn_gradients() {
+  // A program may write into the gradients that this rank updates, after backward().
+  void step_with_turned_gradients(int number) {
+    engine.backward(engine.forward(moved_to(device, toy.batch(rank, number))));
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
       const at::Tensor mine = engine.strategy().piece(i).tensor;
       if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(-3);
     }
+    engine.step();
   }
+  bool on_host() { return engine.strategy().optimizer().is_offloaded(); }
   optim::OffloadTraffic traffic() { return engine.strategy().optimizer().offload_traffic(); }
 
   int rank;
@@ -129,27 +132,86 @@ void on_emulated(int ranks, const std::function<void(dist::Communicator&, int st
 
 ZERO_TESTS_ON_RANKS(EmulatedOffload, 1, 2, 3, 4);
 
-// Steps of two micro-batches, clipped, one of them left out.
+// What is trained, with which settings.
+struct Program {
+  const char* name;
+  std::vector<at::ScalarType> dtypes;
+  bool on_disk;  // also
+  std::function<void(EngineConfig& config)> set;
+  std::function<void(OffloadRun& run)> trains;
+  optim::OptimizerFactory optimizer = {};  // AdamW
+};
+
+// Into parameters between steps, and into gradients after backward().
+void train_and_write(OffloadRun& run) {
+  run.steps(0, 2);
+  train::Strategy& strategy = run.engine.strategy();
+  for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
+    const train::UnshardedParameters whole(strategy, u);
+    for (const std::size_t i : strategy.list().units[u].parameters) {
+      const at::NoGradGuard no_grad;
+      strategy.list().parameters[i].tensor.view({-1}).narrow(0, 0, 1).fill_(0.25);
+    }
+  }
+  run.step(2);
+  run.step_with_turned_gradients(3);
+}
+
+std::vector<Program> programs() {
+  const auto clip = [](EngineConfig& config) { config.clip_norm = 0.05; };
+  return {{"clipped steps of two micro-batches, one left out",
+           {at::kFloat, at::kBFloat16, at::kHalf},
+           true,
+           [clip](EngineConfig& config) {
+             clip(config);
+             config.accumulation_steps = 2;
+           },
+           [](OffloadRun& run) {
+             run.steps(0, 5);
+             EXPECT_FALSE(run.bad_step(5));
+             run.steps(6, 10);
+             EXPECT_EQ(run.engine.steps(), 4);
+           }},
+          {"what the program writes", {at::kFloat, at::kBFloat16}, false, clip, train_and_write},
+          {"micro-batches that are reduced one by one",
+           {at::kBFloat16},
+           false,
+           [](EngineConfig& config) {
+             config.accumulation_steps = 2;
+             config.reduce_each_micro_batch = true;
+           },
+           [](OffloadRun& run) {
+             run.steps(0, 6);
+             EXPECT_EQ(run.traffic().to_host_bytes, run.on_host() ? 4 * run.updated_bytes() : 0);
+           }},
+          {"any optimizer",
+           {at::kFloat},
+           false,
+           [](EngineConfig&) {},
+           [](OffloadRun& run) { run.steps(0, 3); },
+           optim::sgd({.learning_rate = 0.1, .momentum = 0.9})}};
+}
+
 TEST_P(EmulatedOffload, HasTheBitsOfStatesOnTheDevice) {
   const TestFolder folder;
   on_emulated(GetParam(), [&](dist::Communicator& communicator, int stage) {
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      for (const std::string& offload : {std::string("host"), folder.path().string()}) {
-        SCOPED_TRACE(fmt::format("{} {}", c10::toString(dtype), offload));
+    for (const Program& program : programs()) {
+      for (const at::ScalarType dtype : program.dtypes) {
+        SCOPED_TRACE(fmt::format("{} {}", program.name, c10::toString(dtype)));
         const auto trained = [&](at::Device device, const std::string& where) {
           EngineConfig config = config_of(stage, where);
-          config.accumulation_steps = 2;
-          config.clip_norm = 0.05;
+          program.set(config);
           if (dtype == at::kHalf) config.loss_scale = {.initial = 1024};
-          OffloadRun run(communicator, device, config, dtype);
-          run.steps(0, 5);
-          EXPECT_FALSE(run.bad_step(5));
-          run.steps(6, 10);
-          EXPECT_EQ(run.engine.steps(), 4);
+          OffloadRun run(communicator, device, config, dtype,
+                         program.optimizer ? program.optimizer : adamw_of(dtype));
+          program.trains(run);
           EXPECT_EQ(run.engine.strategy().optimizer().is_offloaded(), where != "none");
           return run.state();
         };
-        EXPECT_TRUE(same_state(trained(kDevice, offload), trained(at::kCPU, "none")));
+        const WholeState expected = trained(at::kCPU, "none");
+        EXPECT_TRUE(same_state(trained(kDevice, "host"), expected));
+        if (!program.on_disk) continue;
+        EXPECT_TRUE(same_state(trained(kDevice, folder.path().string()), expected));
       }
     }
   });
@@ -256,46 +318,6 @@ TEST_P(EmulatedOffload, CheckpointsGoFromTheHostToTheDeviceAndBack) {
   });
 }
 
-// Into parameters between steps, and into gradients after backward().
-TEST_P(EmulatedOffload, FollowsWhatTheProgramWrites) {
-  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const auto trained = [&](at::Device device, const std::string& where) {
-        EngineConfig config = config_of(stage, where);
-        config.clip_norm = 0.05;
-        OffloadRun run(communicator, device, config, dtype);
-        run.steps(0, 2);
-        train::Strategy& strategy = run.engine.strategy();
-        for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-          const train::UnshardedParameters whole(strategy, u);
-          for (const std::size_t i : strategy.list().units[u].parameters) {
-            const at::NoGradGuard no_grad;
-            strategy.list().parameters[i].tensor.view({-1}).narrow(0, 0, 1).fill_(0.25);
-          }
-        }
-        run.step(2);
-        run.engine.backward(run.engine.forward(moved_to(device, run.toy.batch(run.rank, 3))));
-        run.turn_gradients();
-        run.engine.step();
-        return run.state();
-      };
-      EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
-    }
-  });
-}
-
-TEST_P(EmulatedOffload, TakesAnyOptimizerToTheHost) {
-  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const auto trained = [&](at::Device device, const std::string& where) {
-      OffloadRun run(communicator, device, config_of(stage, where), at::kFloat,
-                     optim::sgd({.learning_rate = 0.1, .momentum = 0.9}));
-      run.steps(0, 3);
-      return run.state();
-    };
-    EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
-  });
-}
-
 // Groups of ranks: a gradient is complete when it is summed between them.
 TEST(EmulatedOffloadGroups, HaveTheBitsOfStatesOnTheDevice) {
   emulated::on_emulated_ranks({.world_size = 4}, [](dist::Communicator& communicator) {
@@ -311,9 +333,7 @@ TEST(EmulatedOffloadGroups, HaveTheBitsOfStatesOnTheDevice) {
         run.steps(0, 3);
         const bool on_host = where == "host";
         EXPECT_EQ(run.traffic().to_host_bytes, on_host ? 4 * run.updated_bytes() : 0);
-        run.engine.backward(run.engine.forward(moved_to(device, run.toy.batch(run.rank, 3))));
-        run.turn_gradients();
-        run.engine.step();
+        run.step_with_turned_gradients(3);
         EXPECT_EQ(run.traffic().to_host_bytes, on_host ? 6 * run.updated_bytes() : 0);
         return run.state();
       };
@@ -348,24 +368,6 @@ TEST(EmulatedOffloadAxes, HaveTheBitsOfStatesOnTheDeviceAndMoveEachGradientOnce)
         emulated::expect_clean();
       }
     }
-  });
-}
-
-// Where each micro-batch is reduced, and under several micro-batches at each rank.
-TEST_P(EmulatedOffload, AddsUpMicroBatchesThatAreReducedOneByOne) {
-  on_emulated(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const auto trained = [&](at::Device device, const std::string& where) {
-      EngineConfig config = config_of(stage, where);
-      config.accumulation_steps = 2;
-      config.reduce_each_micro_batch = true;
-      OffloadRun run(communicator, device, config, at::kBFloat16);
-      run.steps(0, 6);
-      if (where == "host") {
-        EXPECT_EQ(run.traffic().to_host_bytes, 4 * run.updated_bytes());
-      }
-      return run.state();
-    };
-    EXPECT_TRUE(same_state(trained(kDevice, "host"), trained(at::kCPU, "none")));
   });
 }
 

@@ -8,26 +8,28 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <optional>
-#include <thread>
 
 #include <tests/support/disk.hpp>
+#include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/offload.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
+#include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tests/support/two_bytes.hpp>
+#include <tests/support/whole_state.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/offload/tile_file.hpp>
 #include <zero/optim/sgd.hpp>
-
-#include "offload_runs.hpp"
 
 namespace zero::testing {
 namespace {
@@ -36,58 +38,89 @@ using ::testing::HasSubstr;
 
 const char* const kStages[] = {"engine0", "engine1", "engine2", "engine3"};
 
+constexpr std::int64_t kTile = 4096;  // the smallest: many tiles, even of a small model
+
+std::string offloaded(const std::string& mode, const std::filesystem::path& folder) {
+  return fmt::format("{}:offload={}:offload_tile_mib={}", mode, folder.string(),
+                     static_cast<double>(kTile) / (1 << 20));
+}
+
+// A model of several tiles, in memory or offloaded to a folder.
+struct OffloadRun : EngineRun {
+  OffloadRun(dist::Communicator& communicator, const EngineConfig& config,
+             const optim::OptimizerFactory& optimizer = optim::adamw())
+      : EngineRun(communicator, config, optimizer, at::kFloat, {61, 61}) {}
+};
+
+EngineConfig in_memory(int stage) { return {.overlap = {.stage = stage}}; }
+
+EngineConfig offloaded(int stage, const std::filesystem::path& folder) {
+  EngineConfig config = in_memory(stage);
+  config.overlap.offload = folder.string();
+  config.overlap.offload_tile_bytes = kTile;
+  return config;
+}
+
+// Steps of one and two micro-batches, clipped; in one of them a gradient is infinite on one rank.
+std::vector<double> train(Session& session, int from = 0, int to = 6) {
+  std::vector<double> seen;
+  for (int step = from; step < to; ++step) {
+    const bool spoils = step == 3 && session.communicator().rank() == 0;
+    session.strategy().passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+      if (spoils && i == 1) gradient.detach().view({-1})[0].fill_(INFINITY);
+    });
+    std::vector<data::Batch> batches = {session.batch(2 * step)};
+    if (step % 2 == 1) batches.push_back(session.batch(2 * step + 1));
+    const train::StepResult result = session.trainer().step(batches);
+    EXPECT_TRUE(result.skipped || step != 3);
+    seen.insert(seen.end(),
+                {result.loss, result.loss_scale, result.gradient_norm, result.skipped ? 1.0 : 0.0});
+  }
+  session.strategy().passes().observe_gradients({});
+  return seen;
+}
+
+SessionOptions options_of(at::ScalarType dtype) {
+  SessionOptions options = dtype == at::kFloat ? checkpoint_options() : mixed(dtype);
+  options.model.width = 41;  // several tiles on each rank
+  options.trainer.clip_norm = 0.3;
+  options.trainer.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+  return options;
+}
+
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
 ZERO_TESTS_ON_RANKS(Offload, 1, 2, 3, 4);
 
-TEST_P(Offload, EveryStageHasTheBitsOfStatesInMemory) {
+// On a disk; and in the host's memory, which without a device is the one that there is.
+TEST_P(Offload, EveryModeHasTheBitsOfStatesInMemory) {
   const TestFolder folder;
+  std::vector<std::string> modes(std::begin(kStages), std::end(kStages));
+  if (GetParam() == 4) {
+    modes.insert(modes.end(), {"hsdp3:shard_size=2", "hsdp1:shard_size=2", "hpz:group_size=2"});
+  }
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     for (const at::ScalarType dtype : kDtypes) {
-      for (const char* mode : kStages) {
+      for (const std::string& mode : modes) {
         SCOPED_TRACE(fmt::format("{} {}", mode, c10::toString(dtype)));
         Session resident(communicator, mode, options_of(dtype));
         Session on_disk(communicator, offloaded(mode, folder.path()), options_of(dtype));
-        EXPECT_EQ(train(on_disk), train(resident));
-        EXPECT_GE(on_disk.trainer().steps() - on_disk.trainer().skipped_steps(), 3);
-        EXPECT_TRUE(same_state(whole_state(on_disk), whole_state(resident)));
+        Session on_host(communicator, mode + ":offload=host", options_of(dtype));
+        const std::vector<double> expected = train(resident);
+        for (Session* session : {&on_disk, &on_host}) {
+          EXPECT_EQ(train(*session), expected);
+          EXPECT_GE(session->trainer().steps() - session->trainer().skipped_steps(), 3);
+          EXPECT_TRUE(same_state(whole_state(*session), whole_state(resident)));
+        }
+        EXPECT_TRUE(on_disk.strategy().optimizer().is_offloaded());
+        EXPECT_FALSE(on_host.strategy().optimizer().is_offloaded());
+        const auto costs = [](Session& session) { return session.strategy().costs(); };
+        EXPECT_EQ(text_of(costs(on_host).at_rest), text_of(costs(resident).at_rest));
+        EXPECT_EQ(costs(on_host).sent, costs(resident).sent);
       }
     }
   });
   EXPECT_TRUE(folder.listing().empty());
-}
-
-// Without a device there is one memory.
-TEST_P(Offload, ToTheHostChangesNothingOnTheCpu) {
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    for (const std::string mode : kStages) {
-      SCOPED_TRACE(mode);
-      Session resident(communicator, mode, options_of(at::kBFloat16));
-      const auto of_resident = train(resident);
-      const memory::Snapshot before = memory::snapshot();
-      Session on_host(communicator, mode + ":offload=host", options_of(at::kBFloat16));
-      EXPECT_EQ(train(on_host), of_resident);
-      EXPECT_FALSE(on_host.strategy().optimizer().is_offloaded());
-      const train::Costs ours = on_host.strategy().costs(), theirs = resident.strategy().costs();
-      EXPECT_EQ(text_of(ours.at_rest), text_of(theirs.at_rest));
-      EXPECT_EQ(ours.sent, theirs.sent);
-      EXPECT_EQ(states_since(before).optimizer, theirs.at_rest.optimizer);
-      EXPECT_TRUE(same_state(whole_state(on_host), whole_state(resident)));
-    }
-  });
-}
-
-TEST_P(Offload, GroupsOfRanksHaveTheBitsOfStatesInMemory) {
-  if (GetParam() != 4) return;
-  const TestFolder folder;
-  on_ranks(4, [&](dist::Communicator& communicator) {
-    for (const std::string mode :
-         {"hsdp3:shard_size=2", "hsdp1:shard_size=2", "hpz:group_size=2"}) {
-      SCOPED_TRACE(mode);
-      Session resident(communicator, mode, options_of(at::kBFloat16));
-      Session on_disk(communicator, offloaded(mode, folder.path()), options_of(at::kBFloat16));
-      EXPECT_EQ(train(on_disk), train(resident));
-      EXPECT_TRUE(same_state(whole_state(on_disk), whole_state(resident)));
-    }
-  });
 }
 
 // The parts of a model that a tensor axis cuts, and the stages of a pipeline.
@@ -176,7 +209,7 @@ TEST(OffloadEngine, HoldsTwoTilesOfOptimizerStates) {
 }
 
 // A limit of the process, because a cgroup takes root. It counts what is asked for, not what is
-// touched, with 8 MiB for the stack of each of the disk's threads. It does not count memory that
+// touched, with 8 MiB for the stack of the disk's thread. It does not count memory that
 // ranks share.
 TEST(OffloadEngine, TrainsInMemoryThatStatesDoNotFitInto) {
 #ifdef __SANITIZE_ADDRESS__
@@ -217,65 +250,88 @@ void expect_all_refuse(OffloadRun& run, const std::filesystem::path& place,
   EXPECT_FALSE(std::filesystem::exists(place));
 }
 
-// Rank 1's file loses some bytes, or its end: nobody can go on but from the checkpoint, in the same
-// program.
-TEST(OffloadFaults, ABadByteOrAShortReadOnOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
-  for (const bool is_short : {false, true}) {
+// What happens to rank 1, in which call, and what all ranks then say. `does` is the call.
+struct Fault {
+  const char* name;
+  bool in_load;
+  int steps;  // that it has made
+  std::function<void(const std::filesystem::path& folder, const std::function<void()>& does)>
+      happens;
+  std::string says;
+};
+
+bool update_fails = false;  // of this rank, in its second tile
+
+std::vector<Fault> all_faults() {
+  const auto spoiled = [](const auto& folder, const auto& does) {
+    spoil_offloaded_file(folder, kTile + 5);
+    does();
+  };
+  const auto cut = [](const auto& folder, const auto& does) {
+    cut_offloaded_file(folder, kTile + 512);
+    does();
+  };
+  const auto no_room = [](const auto&, const auto& does) {
+    const FullDisk full(kTile);
+    does();
+  };
+  const auto full = [](const auto&, const auto& does) {
+    const Disk disk([](const Transfer& transfer) -> ssize_t {
+      if (!transfer.writes) return transfer.as_asked();
+      errno = ENOSPC;
+      return -1;
+    });
+    does();
+  };
+  const auto program = [](const auto&, const auto& does) {
+    update_fails = true;
+    does();
+  };
+  return {{"a bad byte", false, 3, spoiled, "tile 1 has other bytes"},
+          {"a short read", false, 3, cut, "tile 1 could not be read: 512 of 4096 bytes were there"},
+          {"no room", false, 0, no_room, "bytes are needed there"},
+          {"a full disk", false, 3, full, "could not be written: No space left"},
+          {"an error of the program", false, 3, program, "no more"},
+          {"a full disk in a load", true, 3, full, "could not be written: No space left"}};
+}
+
+// Nobody can go on but from the checkpoint, in the same program.
+TEST(OffloadFaults, AFaultOfOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
+  for (const Fault& fault : all_faults()) {
+    SCOPED_TRACE(fault.name);
     const TestFolder folder;
     on_all_stages(3, [&](dist::Communicator& communicator, int stage) {
       OffloadRun undisturbed(communicator, in_memory(stage));
-      OffloadRun run(communicator, offloaded(stage, folder.path()));
-      run.steps(0, 2);
-      run.engine.save(folder / "run");
-      run.steps(2, 3);
-      if (run.rank == 1) {
-        is_short ? cut_offloaded_file(folder.path(), kTile + 512)
-                 : spoil_offloaded_file(folder.path(), kTile + 5);
-      }
-      const std::string wrong = is_short ? "tile 1 could not be read: 512 of 4096 bytes were there"
-                                         : "tile 1 has other bytes";
-      const std::vector<std::string> what = {"the update failed, load a checkpoint: rank 1",
-                                             folder.path().string(), wrong};
-      expect_error([&] { run.step(3); }, what);
+      undisturbed.steps(0, 2);
+      undisturbed.engine.save(folder / "run");
+      int tiles = 0;
+      const auto optimizer = hooked_with_states(optim::adamw(), [&tiles] {
+        if (update_fails && ++tiles == 2) throw Error("no more");
+      });
+      OffloadRun run(communicator, offloaded(stage, folder.path()), optimizer);
+      run.steps(0, fault.steps);
+      const auto fails = [&] {
+        if (fault.in_load) run.engine.load(folder / "run");
+        run.step(3);
+      };
+      const std::vector<std::string> what = {
+          fault.in_load ? "the model is partly loaded, load another: rank 1"
+                        : "the update failed, load a checkpoint: rank 1",
+          fault.says};
+      expect_error([&] { run.rank == 1 ? fault.happens(folder.path(), fails) : fails(); }, what);
+      update_fails = false;
       expect_all_refuse(run, folder / "half", what);
       EXPECT_TRUE(run.engine.load(folder / "run"));
       EXPECT_EQ(run.engine.steps(), 2);
       run.steps(2, 5);
-      undisturbed.steps(0, 5);
+      undisturbed.steps(2, 5);
       EXPECT_TRUE(same_state(whole_state(run.engine.strategy()),
                              whole_state(undisturbed.engine.strategy())));
     });
   }
 }
 
-TEST(OffloadFaults, ALoadThatFailsOnOneRankIsAnErrorOnAllUntilOneSucceeds) {
-  const TestFolder folder;
-  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
-    OffloadRun undisturbed(communicator, in_memory(stage));
-    OffloadRun run(communicator, offloaded(stage, folder.path()));
-    run.steps(0, 2);
-    run.engine.save(folder / "run");
-    run.step(2);
-    const std::vector<std::string> what = {"the model is partly loaded, load another: rank 1",
-                                           "No space left"};
-    {
-      const Disk full([&](const Transfer& transfer) -> ssize_t {
-        if (run.rank == 0 || !transfer.writes) return transfer.as_asked();
-        errno = ENOSPC;
-        return -1;
-      });
-      expect_error([&] { run.engine.load(folder / "run"); }, what);
-    }
-    expect_all_refuse(run, folder / "half", what);
-    EXPECT_TRUE(run.engine.load(folder / "run"));
-    run.steps(2, 4);
-    undisturbed.steps(0, 4);
-    EXPECT_TRUE(
-        same_state(whole_state(run.engine.strategy()), whole_state(undisturbed.engine.strategy())));
-  });
-}
-
-TEST(OffloadFaults, AFolderThatARankDoesNotHaveIsAnErrorOnAll) {
+TEST(OffloadFaults, AFolderThatARankDoesNotHaveAndAnotherOptimizerAreErrorsOnAll) {
   const TestFolder folder;
   std::filesystem::create_directory(folder / "states");
   on_ranks(2, [&](dist::Communicator& communicator) {
@@ -286,62 +342,12 @@ TEST(OffloadFaults, AFolderThatARankDoesNotHaveIsAnErrorOnAll) {
     refused(folder / "missing", {"cannot be kept in " + (folder / "missing").string()});
     refused(folder / (communicator.rank() == 0 ? "missing" : "states"),
             {"the options of the mode", "rank 0 has", "missing", "rank 1 has", "states"});
+    expect_error([&] { OffloadRun(communicator, offloaded(3, folder / "states"), optim::sgd()); },
+                 {"the states of SGD cannot be offloaded", "optim::adamw()"});
     // Ranks are processes: "states" is another folder for rank 1, as on another host.
     std::filesystem::current_path(communicator.rank() == 0 ? folder.path() : folder / "states");
     refused("states", {"rank 1 has", "cannot be kept in states: No such file or directory"});
   });
-}
-
-TEST(OffloadFaults, AFullDiskOfOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
-  const TestFolder folder;
-  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
-    OffloadRun saves(communicator, in_memory(stage));
-    saves.steps(0, 2);
-    saves.engine.save(folder / "run");
-    OffloadRun run(communicator, offloaded(stage, folder.path()));
-    std::optional<FullDisk> full;
-    if (run.rank == 1) full.emplace(kTile);
-    expect_error([&] { run.step(0); }, {"the update failed", "rank 1", "bytes are needed there"});
-    expect_error([&] { run.step(0); }, {"load a checkpoint"});
-    full.reset();
-    EXPECT_TRUE(run.engine.load(folder / "run"));
-    run.steps(2, 4);
-    saves.steps(2, 4);
-    EXPECT_TRUE(same_bits(run.weights(), saves.weights()));
-  });
-}
-
-// AdamW that does something in one tile of one step.
-optim::OptimizerFactory adamw_with(const std::function<void()>& before_tile) {
-  class Hooked final : public optim::Optimizer {
-   public:
-    Hooked(std::unique_ptr<Optimizer> inner, std::function<void()> hook)
-        : inner_(std::move(inner)), hook_(std::move(hook)) {}
-    void step() override {
-      hook_();
-      inner_->step();
-    }
-    void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-      inner_->replace(with);
-    }
-    std::map<std::string, at::Tensor> state(const at::Tensor& p) const override {
-      return inner_->state(p);
-    }
-    std::int64_t steps(const at::Tensor& p) const override { return inner_->steps(p); }
-    Settings settings() const override { return inner_->settings(); }
-    void load_state(const at::Tensor& p, std::int64_t steps,
-                    const std::map<std::string, at::Tensor>& states) override {
-      inner_->load_state(p, steps, states);
-    }
-    void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-
-   private:
-    std::unique_ptr<Optimizer> inner_;
-    std::function<void()> hook_;
-  };
-  return [before_tile](const std::vector<at::Tensor>& parameters) {
-    return std::make_unique<Hooked>(optim::adamw()(parameters), before_tile);
-  };
 }
 
 // What all ranks do after a checkpoint of two steps; in the middle of it rank 1 calls `die`.
@@ -352,22 +358,11 @@ struct Phase {
       ends;
 };
 
-std::function<void()> before_tile;  // of this rank
+std::function<void()> before_tile = [] {};  // of this rank
 
-// In the `number`th tile of a step.
-Phase in_update(int number) {
-  return {"an update", [number](OffloadRun& run, const auto&, const auto& die) {
-            before_tile = [&die, left = number]() mutable {
-              if (left-- == 0) die();
-            };
-            run.step(2);
-          }};
-}
-
-// In the `number`th block that is read or written by `work`.
-void with_disk(bool writes, int number, const std::function<void()>& die,
-               const std::function<void()>& work) {
-  std::atomic<int> left = number;
+// In the third tile that is read or written by `work`.
+void with_disk(bool writes, const std::function<void()>& die, const std::function<void()>& work) {
+  std::atomic<int> left = 2;
   const Disk disk([&](const Transfer& transfer) {
     if (transfer.writes == writes && left-- == 0) die();
     return transfer.as_asked();
@@ -375,45 +370,30 @@ void with_disk(bool writes, int number, const std::function<void()>& die,
   work();
 }
 
-Phase in_read(const char* name, int number) {
-  return {name, [number](OffloadRun& run, const auto&, const auto& die) {
-            with_disk(/*writes=*/false, number, die, [&] { run.step(2); });
-          }};
-}
-
-Phase in_write(int number) {
-  return {"a write in a step", [number](OffloadRun& run, const auto&, const auto& die) {
-            with_disk(/*writes=*/true, number, die, [&] { run.step(2); });
-          }};
-}
-
 std::vector<Phase> all_phases() {
-  return {{"between forward and backward",
+  return {{"an update",
            [](OffloadRun& run, const auto&, const auto& die) {
-             const at::Tensor loss = run.forward(2);
-             die();
-             run.engine.backward(loss);
-             run.engine.step();
-           }},
-          {"backward",
-           [](OffloadRun& run, const auto&, const auto& die) {
-             run.engine.strategy().passes().observe_gradients(
-                 [&die](std::size_t, const at::Tensor&) { die(); });
+             before_tile = [&die, left = 1]() mutable {
+               if (left-- == 0) die();
+             };
              run.step(2);
            }},
-          in_update(0),
-          in_update(1),
-          in_update(3),
-          in_read("a read in a step", 2),
-          in_write(2),
+          {"a read in a step",
+           [](OffloadRun& run, const auto&, const auto& die) {
+             with_disk(/*writes=*/false, die, [&] { run.step(2); });
+           }},
+          {"a write in a step",
+           [](OffloadRun& run, const auto&, const auto& die) {
+             with_disk(/*writes=*/true, die, [&] { run.step(2); });
+           }},
           {"a save of a third step",
            [](OffloadRun& run, const auto& checkpoint, const auto& die) {
              run.step(2);
-             with_disk(/*writes=*/false, 2, die, [&] { run.engine.save(checkpoint); });
+             with_disk(/*writes=*/false, die, [&] { run.engine.save(checkpoint); });
            }},
           {"a load", [](OffloadRun& run, const auto& checkpoint, const auto& die) {
              run.step(2);
-             with_disk(/*writes=*/true, 1, die, [&] { run.engine.load(checkpoint); });
+             with_disk(/*writes=*/true, die, [&] { run.engine.load(checkpoint); });
            }}};
 }
 
@@ -423,9 +403,8 @@ TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoad
     const TestFolder folder;
     const EngineConfig config = offloaded(1, folder.path());
     const auto exits = ranks_ended({.timeout = std::chrono::seconds(5)}, [&](auto& communicator) {
-      OffloadRun run(communicator, config, adamw_with([] {
-                       if (before_tile) before_tile();
-                     }));
+      OffloadRun run(communicator, config,
+                     hooked_with_states(optim::adamw(), [] { before_tile(); }));
       run.steps(0, 2);
       run.engine.save(folder / "run");
       phase.ends(run, folder / "run", [&run] {
@@ -446,74 +425,6 @@ TEST(OffloadFaults, ARankThatIsKilledInAnyPhaseLeavesNothingAndTheCheckpointLoad
     for (const std::string& name : folder.listing())
       EXPECT_THAT(name, ::testing::StartsWith("run"));
   }
-}
-
-// Each block of each rank is early or late by chance.
-TEST(OffloadEngine, ASlowDiskChangesNoBit) {
-  const TestFolder folder;
-  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
-    OffloadRun run(communicator, offloaded(stage, folder.path()));
-    OffloadRun resident(communicator, in_memory(stage));
-    std::atomic<unsigned> blocks = 0;
-    const Disk disk([&](const Transfer& transfer) {
-      const auto waits = [&] {
-        const unsigned drawn = (++blocks + static_cast<unsigned>(run.rank)) * 2654435761U >> 20;
-        std::this_thread::sleep_for(std::chrono::microseconds(drawn % 8 == 0 ? drawn : 0));
-      };
-      waits();
-      const ssize_t done = transfer.as_asked();
-      waits();
-      return done;
-    });
-    run.steps(0, 5);
-    resident.steps(0, 5);
-    EXPECT_TRUE(
-        same_state(whole_state(run.engine.strategy()), whole_state(resident.engine.strategy())));
-  });
-}
-
-// An error of the program in the middle of an update, on one rank.
-TEST(OffloadFaults, AnErrorBetweenTwoTilesOfOneRankIsOneOfAll) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    int tiles_left = -1;
-    OffloadRun run(communicator, offloaded(2, folder.path()), adamw_with([&] {
-                     if (tiles_left-- == 0) throw Error("no more");
-                   }));
-    run.step(0);
-    if (run.rank == 0) tiles_left = 2;
-    expect_error([&] { run.step(1); }, {"the update failed, load a checkpoint: rank 0: no more"});
-    expect_error([&] { run.step(1); }, {"load a checkpoint"});
-  });
-}
-
-TEST(OffloadFaults, OtherOptimizersAreRefusedOnAllRanks) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    expect_error([&] { OffloadRun(communicator, offloaded(3, folder.path()), optim::sgd()); },
-                 {"the states of SGD cannot be offloaded", "optim::adamw()"});
-  });
-}
-
-TEST(OffloadEngine, TwoRunsShareAFolderThatIsRemoved) {
-  const TestFolder folder;
-  const auto place = folder / "states";
-  std::filesystem::create_directory(place);
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    const EngineConfig config = offloaded(3, place);
-    OffloadRun resident(communicator, in_memory(3));
-    OffloadRun one(communicator, config), other(communicator, config);
-    for (int number = 0; number < 4; ++number) {
-      one.step(number);
-      other.step(3 - number);
-      resident.step(number);
-      communicator.barrier();
-      if (one.rank == 0) std::filesystem::remove(place);  // throws unless it is empty
-    }
-    EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
-    EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
-  });
-  EXPECT_TRUE(folder.listing().empty());
 }
 
 }  // namespace

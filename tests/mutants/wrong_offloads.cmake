@@ -1,7 +1,7 @@
 # Writes wrong_offloads.cpp: for each mutant the library's offload with one line changed, in a namespace of its own.
 set(folder "${PROJECT_SOURCE_DIR}/common/zero/optim/offload")
 set(right "")
-foreach(file tile_file.hpp tile_store.hpp offloaded.hpp tile_file.cpp tile_store.cpp offloaded.cpp)
+foreach(file tile_file.hpp offloaded.hpp tile_file.cpp offloaded.cpp)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${folder}/${file}")
   file(READ "${folder}/${file}" text)
   string(APPEND right "${text}")
@@ -19,18 +19,15 @@ function(zero_add_wrong_offload name from to)
 endfunction()
 
 zero_add_wrong_offload(read_not_waited_for
-"    file_.finish();  // this tile is here, the one before the last is written
-    start(i == 0 ? kNone : i - 1, i + 1);
-    update(tiles[i], buffers_[i % 2]);
-"
-"    update(tiles[i], buffers_[i % 2]);
-    file_.finish();
-    start(i == 0 ? kNone : i - 1, i + 1);
-")
-zero_add_wrong_offload(write_dropped "start(i == 0 ? kNone : i - 1, i + 1);" "start(kNone, i + 1);")
-zero_add_wrong_offload(committed_before_the_last_tile
-  "slot.pieces.clear();" "slot.steps = 0, slot.pieces.clear();")
-zero_add_wrong_offload(stale_checksum "if (write != kNone) tiles_[write] =" "if (write != kNone && !has(write)) tiles_[write] =")
+"    start(i);
+    update(tiles[i], buffer(i));
+    moving.get();"
+"    update(tiles[i], buffer(i));
+    if (i > 0) moving.get();
+    start(i);")
+zero_add_wrong_offload(write_dropped "if (i > 0) write(tiles[i - 1], buffer(i - 1));" "")
+zero_add_wrong_offload(committed_before_the_last_tile "slot.lost = slot.steps > 0;" "slot.lost = false;")
+zero_add_wrong_offload(stale_checksum "  to.checksum =" "  if (to.checksum == 0) to.checksum =")
 zero_add_wrong_offload(wrong_tile_at_the_end
-  "start(tiles.size() - 1, tiles.size() + 1);" "start(tiles.size() - 2, tiles.size() + 1);")
+  "write(tiles.back(), buffer(count - 1));" "write(tiles.back(), buffer(count));")
 file(CONFIGURE OUTPUT wrong_offloads.cpp CONTENT "${wrong_offloads}" @ONLY)

@@ -56,7 +56,7 @@ at::Tensor random(std::uint64_t seed) {
 std::string fault_of(Offload offload) {
   const TestFolder folder;
   const at::Tensor ours = random(1), theirs = ours.clone();
-  const auto offloaded = offload(optim::adamw(), {folder.path(), kTile, 4096, false})({ours});
+  const auto offloaded = offload(optim::adamw(), {folder.path(), kTile, false})({ours});
   const auto resident = optim::adamw()({theirs});
   const Disk slow([](const Transfer& transfer) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

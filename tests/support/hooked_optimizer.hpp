@@ -44,6 +44,22 @@ inline optim::OptimizerFactory hooked(const optim::OptimizerFactory& inner,
   };
 }
 
+/// The same, and it says what it is and takes states back.
+inline optim::OptimizerFactory hooked_with_states(const optim::OptimizerFactory& inner,
+                                                  const std::function<void()>& before_step) {
+  struct WithStates final : HookedOptimizer {
+    using HookedOptimizer::HookedOptimizer;
+    Settings settings() const override { return inner_->settings(); }
+    void load_state(const at::Tensor& p, std::int64_t steps,
+                    const std::map<std::string, at::Tensor>& states) override {
+      inner_->load_state(p, steps, states);
+    }
+  };
+  return [=](const std::vector<at::Tensor>& parameters) {
+    return std::make_unique<WithStates>(inner(parameters), before_step);
+  };
+}
+
 /// An optimizer of LibTorch's.
 template <typename Optimizer, typename Options>
 optim::OptimizerFactory wrapped(const Options& options) {

@@ -6,16 +6,14 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <mutex>
-#include <set>
 #include <thread>
 
 #include "disk.hpp"
 
 namespace zero::testing {
 
-/// Sees every block that moves. Asserts that a block is not read into before its write has ended,
-/// and that nothing moves of what is being updated. Delays one hand-over.
+/// Sees every tile that moves. Asserts that nothing moves of what is being updated. Delays one
+/// hand-over.
 class WatchedDisk {
  public:
   /// Delays hand-over `late`: transfers before they begin and after they have ended, in the order
@@ -38,19 +36,12 @@ class WatchedDisk {
     const auto* const updated = static_cast<const char*>(updated_.load());
     const auto* const data = static_cast<const char*>(t.data);
     EXPECT_FALSE(updated != nullptr && data >= updated && data < updated + size_)
-        << "a block moves that is being updated";
+        << "a tile moves that is being updated";
     const int before = handed_over_++;
-    note(t.data, /*begins=*/true);
     delay(before);
     const ssize_t done = t.as_asked();
     delay(handed_over_++);
-    note(t.data, /*begins=*/false);
     return done;
-  }
-  void note(const void* block, bool begins) {
-    const std::lock_guard lock(mutex_);
-    EXPECT_TRUE(begins ? moving_.insert(block).second : moving_.erase(block) > 0)
-        << "a block is written and read at once";
   }
   void delay(int hand_over) const {
     if (hand_over == late_) std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -60,8 +51,6 @@ class WatchedDisk {
   std::atomic<int> handed_over_ = 0;
   std::atomic<const void*> updated_ = nullptr;
   std::atomic<std::size_t> size_ = 0;
-  std::mutex mutex_;
-  std::set<const void*> moving_;
   Disk disk_;
 };
 

@@ -31,14 +31,11 @@ struct Settings {
   int steps = 5;
   std::string folder = std::filesystem::temp_directory_path();
   double tile_mib = 16;
-  double block_mib = 1;
 };
 
 OffloadOptions offload_options(const Settings& settings) {
-  const auto bytes = [](double mib) { return static_cast<std::int64_t>(mib * (1 << 20)); };
   return {.folder = settings.folder,
-          .tile_bytes = bytes(settings.tile_mib),
-          .block_bytes = bytes(settings.block_mib)};
+          .tile_bytes = static_cast<std::int64_t>(settings.tile_mib * (1 << 20))};
 }
 
 std::vector<at::Tensor> parameters(const Settings& settings) {
@@ -50,16 +47,16 @@ std::vector<at::Tensor> parameters(const Settings& settings) {
   return all;
 }
 
-// Bytes a second that fio moves where it is installed (Debian: fio), with as many threads, each
-// with blocks of the same size, half of them read and half written; else 0.
+// Bytes a second that fio moves where it is installed (Debian: fio), with one thread and tiles of
+// the same size, half of them read and half written; else 0.
 double rate_of_fio(const Settings& settings) {
   if (std::system("command -v fio > /dev/null") != 0) return 0;
-  const std::int64_t of_thread = settings.millions * kElements * kBytesOfMoments / 4;
+  const std::int64_t size = settings.millions * kElements * kBytesOfMoments;
   const std::string command = fmt::format(
       "fio --name=zero-offload-fio --directory='{}' --rw=rw --direct=1 --ioengine=psync --thread "
-      "--numjobs=4 --bs={} --size={} --io_size={} --group_reporting --unlink=1 "
+      "--bs={} --size={} --io_size={} --group_reporting --unlink=1 "
       "--output-format=json",
-      settings.folder, offload_options(settings).block_bytes, of_thread, 2 * of_thread);
+      settings.folder, offload_options(settings).tile_bytes, size, 2 * size);
   std::string text;
   std::FILE* const pipe = ::popen(command.c_str(), "r");
   for (char part[4096]; pipe != nullptr && std::fgets(part, sizeof part, pipe) != nullptr;) {
@@ -119,7 +116,6 @@ int run(int argc, char** argv) {
   options.add_option("--folder", settings.folder, "on the disk")->capture_default_str();
   options.add_option("--tile-mib", settings.tile_mib, "read and written together")
       ->capture_default_str();
-  options.add_option("--block-mib", settings.block_mib, "of one request")->capture_default_str();
   return bench::run(argc, argv, options, [&] {
     bench::add(fmt::format("offload/{}M", settings.millions), [&] { return all_three(settings); });
   });

@@ -12,7 +12,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/optim/offload/host_update.hpp>
 #include <zero/optim/offload/offloaded.hpp>
-#include <zero/optim/offload/tile_store.hpp>
+#include <zero/optim/offload/tile_file.hpp>
 #include <zero/optim/optimizer_around.hpp>
 
 namespace zero::optim {
@@ -39,6 +39,7 @@ struct OffloadedSlot {
   std::int64_t steps = 0;
   std::map<std::string, at::ScalarType> kinds = {};  // of its states, once there are
   std::vector<Piece> pieces = {};                    // of its states; one at least, once there are
+  bool lost = false;                                 // since an update or a load failed
 };
 
 OffloadedSlot idle_slot(const at::Tensor& parameter) {
@@ -55,8 +56,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
  public:
   Offloaded(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
             const OffloadOptions& options)
-      : OptimizerAround(make, parameters, &idle_slot),
-        store_(std::make_unique<TileStore>(options)) {
+      : OptimizerAround(make, parameters, &idle_slot), file_(options) {
     const std::string kind = inner_->settings().kind;
     if (kind != "AdamW" && kind != "AdamW with master weights") {
       throw Error(fmt::format(
@@ -69,18 +69,11 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
   void step() override {
     const at::NoGradGuard no_grad;
     for (const OffloadedSlot& slot : slots_) verify_states(slot);
-    try {
-      update();
-    } catch (...) {  // states are partly updated: none may be used
-      for (OffloadedSlot& slot : slots_) slot.pieces.clear();
-      show({});
-      store_->clear();
-      throw;
-    }
+    or_lose_all([this] { update(); });
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    if (store_->size() > 0) {
+    if (file_.size() > 0) {
       throw Error(
           "an optimizer with states on a disk cannot take or forget parameters any more: call "
           "replace() or narrow() before the first step() and load_state()");
@@ -95,7 +88,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     }
     if (states.empty()) return states;
     for (const Piece& piece : slots_.of(parameter).pieces) {
-      for (const auto& [name, stored] : states_in(store_->read(piece.tile), piece)) {
+      for (const auto& [name, stored] : states_in(file_.read(piece.tile), piece)) {
         states[name].narrow(0, piece.begin, piece.elements).copy_(stored);
       }
     }
@@ -114,7 +107,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
   }
 
   std::int64_t resident_bytes(std::int64_t bytes) const override {
-    return bytes == 0 ? 0 : store_->resident_bytes();
+    return bytes == 0 ? 0 : file_.resident_bytes();
   }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps, const States& states) override {
@@ -122,32 +115,46 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     if (slot == nullptr) throw Error("state for a parameter that this optimizer does not hold");
     check_with_inner(*slot, steps, states);
     slot->steps = steps;
-    if (steps == 0) return;
-    note_kinds(*slot, states);
-    place(*slot);
-    std::vector<Piece> pieces = std::exchange(slot->pieces, {});  // until all of it is there
-    for (const Piece& piece : pieces) {
-      for (const auto& [name, stored] :
-           states_in(store_->read(piece.tile, /*to_change=*/true), piece)) {
-        stored.copy_(part(states.at(name), piece));
-      }
-    }
-    slot->pieces = std::move(pieces);
+    if (steps > 0) or_lose_all([&] { write_states(*slot, states); });
+    slot->lost = false;
   }
 
   bool is_offloaded() const override { return true; }
 
-  OffloadTraffic offload_traffic() const override { return store_->file().traffic(); }
+  OffloadTraffic offload_traffic() const override { return file_.traffic(); }
   void stream_offloaded() override {
-    std::vector<std::size_t> tiles(store_->size());
+    std::vector<std::size_t> tiles(file_.size());
     std::iota(tiles.begin(), tiles.end(), std::size_t{0});
-    store_->stream(tiles, [](std::size_t, const at::Tensor&) {});
+    file_.stream(tiles, [](std::size_t, const at::Tensor&) {});
   }
 
  private:
   static void verify_states(const OffloadedSlot& slot) {
-    if (slot.steps == 0 || !slot.pieces.empty()) return;
-    throw Error("optimizer states are lost since an update or a load failed: load a checkpoint");
+    if (slot.lost)
+      throw Error("optimizer states are lost since an update or a load failed: load a checkpoint");
+  }
+
+  // Does `work`. If it fails, states are partly updated: none may be used, until all are loaded.
+  void or_lose_all(const auto& work) {
+    try {
+      work();
+    } catch (...) {
+      for (OffloadedSlot& slot : slots_) slot.lost = slot.steps > 0;
+      show({});
+      file_.forget();
+      throw;
+    }
+  }
+
+  void write_states(OffloadedSlot& slot, const States& states) {
+    note_kinds(slot, states);
+    place(slot);
+    for (const Piece& piece : slot.pieces) {
+      for (const auto& [name, stored] :
+           states_in(file_.read(piece.tile, /*to_change=*/true), piece)) {
+        stored.copy_(part(states.at(name), piece));
+      }
+    }
   }
 
   // Gives a parameter its place on the disk.
@@ -157,11 +164,11 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     const std::int64_t each = all == 0 ? 1 : inner_->state_bytes(slot.held) / all;
     std::int64_t begin = 0;
     do {
-      if (store_->size() == 0 || store_->room() < each * kGranule) store_->add();
+      if (file_.size() == 0 || file_.room() < each * kGranule) file_.add();
       const std::int64_t elements =
-          std::min(all - begin, store_->room() / (each * kGranule) * kGranule);
-      const std::int64_t offset = store_->grow(each * at::round_up(elements, kGranule));
-      slot.pieces.push_back({slots_.index_of(slot), begin, elements, store_->size() - 1, offset});
+          std::min(all - begin, file_.room() / (each * kGranule) * kGranule);
+      const std::int64_t offset = file_.grow(each * at::round_up(elements, kGranule));
+      slot.pieces.push_back({slots_.index_of(slot), begin, elements, file_.size() - 1, offset});
       begin += elements;
     } while (begin < all);
   }
@@ -188,8 +195,8 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     }
     std::vector<std::size_t> tiles;
     for (const auto& [tile, pieces] : due) tiles.push_back(tile);
-    store_->stream(tiles,
-                   [&](std::size_t tile, const at::Tensor& bytes) { update(due.at(tile), bytes); });
+    file_.stream(tiles,
+                 [&](std::size_t tile, const at::Tensor& bytes) { update(due.at(tile), bytes); });
     show({});
   }
 
@@ -244,7 +251,7 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     inner_->load_state(slot.held, steps, of_some);
   }
 
-  std::unique_ptr<TileStore> store_;  // state() reads from it
+  mutable TileFile file_;  // state() reads from it
 };
 
 }  // namespace

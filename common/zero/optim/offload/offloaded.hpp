@@ -23,10 +23,10 @@ namespace zero::optim {
 /// state once: AdamW 8 bytes and 8 for a float32 parameter, with master weights 12 and 12 for a
 /// 2-byte parameter. Each tile is rounded up to 4 KiB.
 ///
-/// Tiles have checksums, and room on the disk is taken before anything is updated. An error in the
-/// middle of a step leaves weights in part as before and in part updated, and states are lost. From
-/// then on step() and state() throw, until load_state() has restored every parameter: load a
-/// checkpoint.
+/// Tiles have checksums, and room on the disk is taken before anything is updated. An error in a
+/// step or in load_state() leaves weights in part as before and in part updated, and all states are
+/// lost. From then on step() and state() throw, until load_state() has restored every parameter:
+/// load a checkpoint.
 ///
 /// state() of a disk returns copies; replace() and narrow() come before states are there, else they
 /// throw. It goes around with_master_weights().

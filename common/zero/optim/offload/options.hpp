@@ -15,8 +15,6 @@ struct OffloadOptions {
   /// Bytes that are read, updated and written together; rounded up to 4 KiB. A rank has two tiles
   /// in memory.
   std::int64_t tile_bytes = std::int64_t{16} << 20;
-  /// Bytes of one request to the system, rounded up to 4 KiB.
-  std::int64_t block_bytes = std::int64_t{1} << 20;
   /// Whether to say on stderr if the file cannot be read and written past the system's cache.
   bool says_how = true;
 };

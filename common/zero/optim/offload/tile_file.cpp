@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <future>
 #include <system_error>
 #include <utility>
 #define XXH_INLINE_ALL
@@ -20,16 +21,21 @@
 namespace zero::optim {
 namespace {
 
-constexpr int kThreads = 4;
+constexpr std::int64_t kMostAtOnce = std::int64_t{1} << 30;  // the system moves up to 2 GiB
 
 std::string reason(int code) { return std::generic_category().message(code); }
 
-// Of a move of `bytes`; "" if `move` moves them all.
-std::string problem(const char* what, std::size_t bytes, const auto& move) {
-  const ssize_t moved = base::uninterrupted(move);
-  if (moved < 0) return reason(errno);
-  if (static_cast<std::size_t>(moved) == bytes) return "";
-  return fmt::format("{} of {} bytes were {}", moved, bytes, what);
+// Moves `bytes` by calls of `move`; "" if all are moved.
+std::string problem(const char* what, std::int64_t bytes, const auto& move) {
+  for (std::int64_t at = 0; at < bytes; at += kMostAtOnce) {
+    const auto some = static_cast<std::size_t>(std::min(bytes - at, kMostAtOnce));
+    const ssize_t moved = base::uninterrupted([&] { return move(at, some); });
+    if (moved < 0) return reason(errno);
+    if (static_cast<std::size_t>(moved) < some) {
+      return fmt::format("{} of {} bytes were {}", at + moved, bytes, what);
+    }
+  }
+  return "";
 }
 
 std::uint64_t checksum_of(const at::Tensor& buffer, std::int64_t bytes) {
@@ -52,10 +58,7 @@ int file_in(const OffloadOptions& options) {
 }  // namespace
 
 TileFile::TileFile(const OffloadOptions& options)
-    : folder_(options.folder),
-      tile_bytes_(aligned(options.tile_bytes)),
-      block_bytes_(aligned(std::max<std::int64_t>(1, options.block_bytes))),
-      file_(file_in(options)) {
+    : folder_(options.folder), tile_bytes_(aligned(options.tile_bytes)), file_(file_in(options)) {
   if (::fcntl(file_, F_SETFL, O_DIRECT) != 0 && options.says_how) {
     log_error(
         fmt::format("note: optimizer states in {} are read and written through the system's cache",
@@ -63,106 +66,104 @@ TileFile::TileFile(const OffloadOptions& options)
   }
 }
 
-TileFile::~TileFile() {
-  give_up();
-  ::close(file_);
-}
-
-at::Tensor TileFile::make_buffer(std::int64_t bytes) {
-  const memory::Charge charge(memory::Category::kOptimizer);
-  const at::Tensor room = at::zeros({buffer_bytes(bytes)}, at::kByte);
-  const auto address = reinterpret_cast<std::intptr_t>(room.const_data_ptr());
-  return room.narrow(0, aligned(address) - address, aligned(bytes));
-}
+TileFile::~TileFile() { ::close(file_); }
 
 std::int64_t TileFile::aligned(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-void TileFile::reserve(std::size_t tiles) {
-  if (tiles <= tiles_.size()) return;
-  const auto code_of = [](const auto& call) { return base::uninterrupted(call) == 0 ? 0 : errno; };
-  int code = code_of([&] { return ::fallocate(file_, 0, 0, offset(tiles)); });
-  if (code == EOPNOTSUPP) code = code_of([&] { return ::ftruncate(file_, offset(tiles)); });
-  if (code != 0) fail(fmt::format("{} bytes are needed there: {}", offset(tiles), reason(code)));
-  tiles_.resize(tiles);
+std::int64_t TileFile::grow(std::int64_t bytes) {
+  return std::exchange(tiles_.back().bytes, tiles_.back().bytes + bytes);
 }
 
-void TileFile::clear() {
-  give_up();
-  tiles_.clear();
-  if (base::uninterrupted([&] { return ::ftruncate(file_, 0); }) != 0) fail(reason(errno));
+void TileFile::stream(const std::vector<std::size_t>& tiles, const Update& update) {
+  if (tiles.empty()) return;
+  prepare();
+  keep_changes();
+  here_ = kNone;
+  const std::size_t count = tiles.size();
+  const auto buffer = [this](std::size_t i) -> const at::Tensor& { return buffers_[i % 2]; };
+  std::future<void> moving;  // if an update throws, its end is waited for
+  const auto start = [&](std::size_t i) {
+    // Without a launch policy: if the system has no thread left, get() moves the tiles.
+    moving = std::async([&, i] {
+      if (i > 0) write(tiles[i - 1], buffer(i - 1));
+      if (i + 1 < count) fetch(tiles[i + 1], buffer(i + 1));
+    });
+  };
+  fetch(tiles[0], buffer(0));
+  for (std::size_t i = 0; i < count; ++i) {
+    start(i);
+    update(tiles[i], buffer(i));
+    moving.get();  // the tile before is written, the next one is here
+  }
+  write(tiles.back(), buffer(count - 1));
 }
 
-void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes,
-                     std::size_t read) {
-  TORCH_INTERNAL_ASSERT(!moving_.defined(), "finish() comes before the next start()");
-  if (write != kNone) tiles_[write] = {aligned(bytes), checksum_of(buffer, aligned(bytes))};
-  moving_ = buffer;
-  writing_ = write;
-  reading_ = has(read) ? read : kNone;
-  traffic_.written_bytes += bytes_of(writing_);
-  traffic_.read_bytes += bytes_of(reading_);
-  next_ = 0;
+at::Tensor TileFile::read(std::size_t tile, bool to_change) {
+  if (here_ != tile) {
+    prepare();
+    keep_changes();
+    here_ = kNone;
+    fetch(tile, buffers_[0]);
+    here_ = tile;
+  }
+  changed_ = changed_ || to_change;
+  return buffers_[0];
+}
+
+void TileFile::forget() {
+  for (Tile& tile : tiles_) tile.written = 0;
+  here_ = kNone;
+  changed_ = false;
+}
+
+void TileFile::prepare() {
+  const std::int64_t bytes = offset(size());
+  if (bytes > reserved_ &&
+      base::uninterrupted([&] { return ::fallocate(file_, 0, 0, bytes); }) != 0 &&
+      errno != EOPNOTSUPP) {  // some file systems cannot: there each write may fail
+    fail(fmt::format("{} bytes are needed there: {}", bytes, reason(errno)));
+  }
+  reserved_ = bytes;
+  const memory::Charge charge(memory::Category::kOptimizer);
+  for (at::Tensor& buffer : buffers_) {
+    if (buffer.defined()) continue;
+    const at::Tensor room = at::zeros({tile_bytes_ + kAlignment}, at::kByte);
+    const auto address = reinterpret_cast<std::intptr_t>(room.const_data_ptr());
+    buffer = room.narrow(0, aligned(address) - address, tile_bytes_);
+  }
+}
+
+void TileFile::keep_changes() {
+  if (!changed_) return;
+  write(here_, buffers_[0]);
+  changed_ = false;
+}
+
+void TileFile::write(std::size_t tile, const at::Tensor& buffer) {
+  Tile& to = tiles_[tile];
+  to.written = aligned(to.bytes);
+  to.checksum = checksum_of(buffer, to.written);
+  const auto* const data = static_cast<const char*>(buffer.const_data_ptr());
+  const std::string wrong = problem("written", to.written, [&](std::int64_t at, std::size_t some) {
+    return ::pwrite(file_, data + at, some, offset(tile) + at);
+  });
+  if (!wrong.empty()) fail(fmt::format("tile {} could not be written: {}", tile, wrong));
+  traffic_.written_bytes += to.written;
+}
+
+void TileFile::fetch(std::size_t tile, const at::Tensor& buffer) {
+  const Tile& from = tiles_[tile];
   auto* const data = static_cast<char*>(buffer.mutable_data_ptr());
-  // Without a launch policy: if the system has no thread left, wait() moves the blocks.
-  for (int t = 0; t < kThreads; ++t) {
-    threads_.push_back(std::async([this, data] { return move_blocks(data); }));
+  const std::string wrong = problem("there", from.written, [&](std::int64_t at, std::size_t some) {
+    return ::pread(file_, data + at, some, offset(tile) + at);
+  });
+  if (!wrong.empty()) fail(fmt::format("tile {} could not be read: {}", tile, wrong));
+  traffic_.read_bytes += from.written;
+  if (from.written > 0 && checksum_of(buffer, from.written) != from.checksum) {
+    fail(fmt::format("tile {} has other bytes than were written: its checksum differs", tile));
   }
-}
-
-std::string TileFile::move_blocks(char* data) {
-  const std::int64_t written = bytes_of(writing_), read = bytes_of(reading_);
-  std::string wrong;
-  while (wrong.empty()) {
-    const std::int64_t at = next_.fetch_add(block_bytes_);
-    if (at >= std::max(written, read)) break;
-    const auto of_block = [&](std::int64_t all) {
-      return static_cast<std::size_t>(std::clamp<std::int64_t>(all - at, 0, block_bytes_));
-    };
-    if (const std::size_t out = of_block(written); out > 0) {
-      wrong = problem("written", out,
-                      [&] { return ::pwrite(file_, data + at, out, offset(writing_) + at); });
-    }
-    if (const std::size_t in = of_block(read); in > 0 && wrong.empty()) {
-      wrong = problem("there", in,
-                      [&] { return ::pread(file_, data + at, in, offset(reading_) + at); });
-    }
-  }
-  return wrong;
-}
-
-std::string TileFile::wait() {
-  std::string first;
-  for (auto& thread : std::exchange(threads_, {})) {  // if one throws, the others end first
-    std::string wrong = thread.get();
-    if (first.empty()) first = std::move(wrong);
-  }
-  return first;
-}
-
-void TileFile::finish() {
-  if (!moving_.defined()) return;
-  const std::string wrong = wait();
-  const at::Tensor buffer = std::exchange(moving_, at::Tensor());
-  if (!wrong.empty()) {
-    std::string text;
-    if (writing_ != kNone) text += fmt::format("tile {} could not be written", writing_);
-    if (reading_ != kNone) {
-      text += fmt::format("{}tile {} could not be read", text.empty() ? "" : ", or ", reading_);
-    }
-    fail(fmt::format("{}: {}", text, wrong));
-  }
-  if (reading_ == kNone) return;
-  const Tile& tile = tiles_[reading_];
-  if (checksum_of(buffer, tile.bytes) != tile.checksum) {
-    fail(fmt::format("tile {} has other bytes than were written: its checksum differs", reading_));
-  }
-}
-
-void TileFile::give_up() noexcept {
-  wait();
-  moving_ = at::Tensor();
 }
 
 void TileFile::fail(const std::string& what) const {

@@ -2,11 +2,11 @@
 
 #include <torch/types.h>
 
-#include <atomic>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <future>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,71 +14,78 @@
 
 namespace zero::optim {
 
-/// Tiles of bytes in a file without a name, each with a checksum in memory. Reads and writes past
-/// the system's cache (O_DIRECT) where the file system allows it, block by block, by pread() and
-/// pwrite() on four threads. Acts on this rank alone, and is called from one thread.
+/// Tiles of equal size in a file without a name, each with a checksum in memory, and two buffers in
+/// memory: while a tile is updated in one, the tile before is written from the other, and then the
+/// next one is read into it. Reads and writes past the system's cache (O_DIRECT) where the file
+/// system allows it. Acts on this rank alone, and is called from one thread.
+///
+/// All functions throw zero::Error, naming the folder and the tile, if the disk fails or is full,
+/// or if what is read is not what was written. Then tiles may be as before or updated: forget() and
+/// write all anew.
 class TileFile {
  public:
   static constexpr std::int64_t kAlignment = 4096;  ///< of offsets, sizes and buffers, in bytes
-  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  /// @throws zero::Error, naming the folder, if a file cannot be made there.
   explicit TileFile(const OffloadOptions& options);
   ~TileFile();
   TileFile(const TileFile&) = delete;
   TileFile& operator=(const TileFile&) = delete;
 
-  /// Room for a tile's bytes in memory (uint8), zeros, charged to kOptimizer.
-  static at::Tensor make_buffer(std::int64_t bytes);
-  /// What it takes of memory: it begins at an aligned address.
-  static std::int64_t buffer_bytes(std::int64_t bytes) { return aligned(bytes) + kAlignment; }
   static std::int64_t aligned(std::int64_t bytes);
+  /// What the two buffers take of memory: each begins at an aligned address.
+  static std::int64_t resident_bytes(std::int64_t tile_bytes) {
+    return 2 * (aligned(tile_bytes) + kAlignment);
+  }
+  std::int64_t resident_bytes() const { return resident_bytes(tile_bytes_); }
 
-  std::int64_t tile_bytes() const { return tile_bytes_; }
-  /// Takes room for this many tiles on the disk. @throws zero::Error if there is none.
-  void reserve(std::size_t tiles);
-  /// Forgets all tiles and gives their room back.
-  void clear();
+  std::size_t size() const { return tiles_.size(); }
+  /// Adds a tile, without bytes yet.
+  void add() { tiles_.emplace_back(); }
+  /// Bytes that the last tile can still have.
+  std::int64_t room() const { return tile_bytes_ - tiles_.back().bytes; }
+  /// Gives the last tile more bytes, at most room(); returns where they begin.
+  std::int64_t grow(std::int64_t bytes);
 
-  /// Starts to write the first `bytes` of `buffer` as tile `write`, and then to read tile `read`,
-  /// which was written before, into it; kNone: not that. Of each block the write ends before the
-  /// read begins. Returns at once. The buffer is the file's until finish().
-  void start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes, std::size_t read);
-  /// Blocks until what was started has ended; returns at once if nothing was. @throws zero::Error,
-  /// naming the folder and the tile, if the disk fails, or if what was read is not what was
-  /// written.
-  void finish();
-  /// The same without an error, when there is another.
-  void give_up() noexcept;
+  /// Calls `update` for each of `tiles`, in order, with its bytes, to be changed in place. Blocks
+  /// until all are written. Takes room on the disk for all tiles before the first update.
+  using Update = std::function<void(std::size_t tile, const at::Tensor& bytes)>;
+  void stream(const std::vector<std::size_t>& tiles, const Update& update);
 
-  bool has(std::size_t tile) const { return tile < tiles_.size() && tiles_[tile].bytes > 0; }
+  /// The bytes of one tile, until the next call; with `to_change` to be changed, which that call
+  /// writes.
+  at::Tensor read(std::size_t tile, bool to_change = false);
+
+  /// Forgets what was written, not who has which place.
+  void forget();
+
   const OffloadTraffic& traffic() const { return traffic_; }
   /// Open for this process. For tests.
   int descriptor() const { return file_; }
 
  private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   struct Tile {
-    std::int64_t bytes = 0;  // as it was written; 0: it was not
+    std::int64_t bytes = 0;    // that are in use
+    std::int64_t written = 0;  // bytes in the file; 0: none
     std::uint64_t checksum = 0;
   };
   std::int64_t offset(std::size_t tile) const {
     return static_cast<std::int64_t>(tile) * tile_bytes_;
   }
-  std::int64_t bytes_of(std::size_t tile) const { return has(tile) ? tiles_[tile].bytes : 0; }
-  std::string move_blocks(char* data);
-  std::string wait();
+  void prepare();
+  void keep_changes();
+  void write(std::size_t tile, const at::Tensor& buffer);
+  void fetch(std::size_t tile, const at::Tensor& buffer);
   [[noreturn]] void fail(const std::string& what) const;
 
   std::filesystem::path folder_;
   std::int64_t tile_bytes_;
-  std::int64_t block_bytes_;
   int file_;
+  std::int64_t reserved_ = 0;  // bytes of the disk
   std::vector<Tile> tiles_;
-  at::Tensor moving_;  // the buffer between start() and finish()
-  std::size_t writing_ = kNone;
-  std::size_t reading_ = kNone;
-  std::atomic<std::int64_t> next_ = 0;             // in the buffer: where the next block begins
-  std::vector<std::future<std::string>> threads_;  // each gives what went wrong, or ""
+  std::array<at::Tensor, 2> buffers_;
+  std::size_t here_ = kNone;  // in the first buffer, between calls
+  bool changed_ = false;
   OffloadTraffic traffic_;
 };
 
