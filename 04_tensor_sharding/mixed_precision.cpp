@@ -15,7 +15,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -172,34 +172,28 @@ TrainingRun train(Communicator& communicator, bool sharded) {
 
 void print_tables(Communicator& communicator, const TrainingRun& whole,
                   const TrainingRun& sharded) {
-  const auto fixed = zero::base::fixed;
-  zero::base::Table losses({{"step"}, {"DDP"}, {"sharded master"}});
-  for (int step : {1, 5, 10, 15, 20}) {
-    const auto s = static_cast<std::size_t>(step - 1);
-    losses.add_row({std::to_string(step), fixed(whole.losses[s], 6), fixed(sharded.losses[s], 6)});
-  }
-  zero::base::Table memory({{"", zero::base::Align::kLeft},
-                            {"parameters", zero::base::Align::kRight, "KiB"},
-                            {"gradients", zero::base::Align::kRight, "KiB"},
-                            {"master + moments", zero::base::Align::kRight, "KiB"},
-                            {"total", zero::base::Align::kRight, "KiB"},
-                            {"ratio"},
-                            {"formula", zero::base::Align::kRight, "KiB"}});
-  const auto p = static_cast<double>(whole.parameters);
-  const auto add = [&](const std::string& name, const TrainingRun& run, double formula) {
-    const auto kib = [](auto bytes) { return zero::base::fixed(bytes / 1024.0, 2); };
-    const auto total = static_cast<double>(run.held.model_states());
-    memory.add_row({name, kib(run.held[Category::kParameters]), kib(run.held[Category::kGradients]),
-                    kib(run.held[Category::kOptimizer]), kib(total),
-                    fixed(total / static_cast<double>(whole.held.model_states()), 4),
-                    kib(formula)});
-  };
-  const double n = communicator.size();
-  add("DDP, 16P", whole, 16 * p);
-  add("sharded master, 4P + 12P/N", sharded, 4 * p + 12 * p / n);
   fmt::print("A three-layer MLP in bfloat16, {} parameters, {} ranks, {} steps, AdamW. Loss:\n\n",
              zero::base::with_thousands(whole.parameters), communicator.size(), kSteps);
-  fmt::print("{}\nHeld by rank 0 after the last step:\n\n{}\n", losses.to_text(), memory.to_text());
+  fmt::print("step       DDP  sharded master\n------------------------------\n");
+  for (int step : {1, 5, 10, 15, 20}) {
+    const auto s = static_cast<std::size_t>(step - 1);
+    fmt::print("{:4}{:10.6f}{:16.6f}\n", step, whole.losses[s], sharded.losses[s]);
+  }
+  fmt::print("\nHeld by rank 0 after the last step:\n\n{:26}{:>12}{:>11}{:>18}{:>9}{:>8}{:>9}\n",
+             "KiB", "parameters", "gradients", "master + moments", "total", "ratio", "formula");
+  fmt::print("{:-<93}\n", "");
+  const auto print = [&](const char* name, const TrainingRun& run, double formula) {
+    const auto kib = [&](Category c) { return static_cast<double>(run.held[c]) / 1024; };
+    const auto total = static_cast<double>(run.held.model_states());
+    fmt::print("{:26}{:12.2f}{:11.2f}{:18.2f}{:9.2f}{:8.4f}{:9.2f}\n", name,
+               kib(Category::kParameters), kib(Category::kGradients), kib(Category::kOptimizer),
+               total / 1024, total / static_cast<double>(whole.held.model_states()),
+               formula / 1024);
+  };
+  const auto p = static_cast<double>(whole.parameters);
+  print("DDP, 16P", whole, 16 * p);
+  print("sharded master, 4P + 12P/N", sharded, 4 * p + 12 * p / communicator.size());
+  fmt::print("\n");
 }
 
 void run(Communicator& communicator) {

@@ -7,7 +7,7 @@
 #include <regex>
 #include <tuple>
 
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 
 #include "small_formulas.hpp"
 

@@ -10,7 +10,8 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
-#include <zero/base/table.hpp>
+#include <tools/support/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
@@ -87,13 +88,13 @@ TEST(TensorAgainstZero3, SendsWhatThePlannerSaysAndLessUpToTheTokensThatItNames)
     const plan::Model model = plan::model_of(config_of(2), "");
     const std::int64_t even =
         plan::tensor_parallel_crossover(model.largest_unit(), model.shape.hidden, plan::fp32());
-    std::vector<base::Column> columns = {{"tokens"}};
+    std::vector<tools::Column> columns = {{"tokens"}};
     for (const char* of : {"a layer", "two layers and the root"}) {
       for (const char* what : {"ZeRO-3", "formula", "tensor", "formula"}) {
-        columns.push_back({what, base::Align::kRight, "MiB", of});
+        columns.push_back({what, tools::Align::kRight, "MiB", of});
       }
     }
-    base::Table table(columns);
+    tools::Table table(columns);
     for (const std::int64_t tokens : {256, 1024, 1280, 2048}) {
       SCOPED_TRACE(fmt::format("{} tokens", tokens));
       const Compared two = measured(world, 2, tokens), planned = by_formula(2, tokens);
@@ -106,7 +107,7 @@ TEST(TensorAgainstZero3, SendsWhatThePlannerSaysAndLessUpToTheTokensThatItNames)
       for (const std::int64_t bytes :
            {layer.zero3, planned_layer.zero3, layer.tensor, planned_layer.tensor, two.zero3,
             planned.zero3, two.tensor, planned.tensor}) {
-        row.push_back(base::fixed(static_cast<double>(bytes) / (1 << 20), 3));
+        row.push_back(tools::fixed(static_cast<double>(bytes) / (1 << 20), 3));
       }
       table.add_row(std::move(row));
     }

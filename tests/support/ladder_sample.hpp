@@ -9,10 +9,10 @@ namespace zero::testing {
 
 /// A report with the figures of SmolLM2-360M on two ranks (sizes and bytes by formula, times made
 /// up), for tests of what reads and prints reports.
-inline base::Json ladder_sample() {
+inline tools::Json ladder_sample() {
   constexpr std::int64_t kParameters = 361'821'120;
   const double copy = ladder::mib(4 * kParameters);
-  base::Json report = {
+  tools::Json report = {
       {"world_size", 2},
       {"mesh", {{"data", 2}, {"pipeline", 1}, {"tensor", 1}}},
       {"pipeline_schedule", nullptr},
@@ -42,7 +42,7 @@ inline base::Json ladder_sample() {
                           {"zero2", 1, 0.5, 1, 0.5, 0.5, 0.40},
                           {"zero3", 0.5, 0.5, 1, 0.5, 0.9, 0.55}};
   for (const Shape& shape : shapes) {
-    base::Json results;
+    tools::Json results;
     for (int rank = 0; rank < 2; ++rank) {
       // Whole tensors cannot be split quite evenly: rank 0 has 0.02 % more of what is split.
       const auto share = [&](double part, double whole) {

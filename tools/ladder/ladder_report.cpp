@@ -11,7 +11,7 @@
 namespace zero::ladder {
 namespace {
 
-using base::Json;
+using tools::Json;
 
 double relative_difference(double measured, double predicted) {
   if (!(predicted > 0)) return std::numeric_limits<double>::quiet_NaN();

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/base/json.hpp>
+#include <tools/support/json.hpp>
 
 /// The report of a run: what --json writes, and what the tables, the pictures and the verdict are
 /// made from. Nothing here communicates or touches a tensor.
@@ -74,10 +74,10 @@ bool updates_on_host(const std::string& options);
 
 /// The row of a mode, without what derive() adds, from what run_rank() brought back from each rank.
 /// `cell`: ranks of the tensor and pipeline axes, which share their batches.
-base::Json mode_row(const std::string& mode, bool rounds, const base::Json& results, int cell);
+tools::Json mode_row(const std::string& mode, bool rounds, const tools::Json& results, int cell);
 
 /// Adds to the modes what follows from their ranks, or replaces it.
-void derive(base::Json& report);
+void derive(tools::Json& report);
 
 /// Everything that makes the run a failure, one sentence each that begins with the mode; empty if
 /// all is well. Looked at: weights (not of a fake process group) are the same on all ranks and as
@@ -85,27 +85,27 @@ void derive(base::Json& report);
 /// are within kFormulaTolerance of their formula and the rest is below kLargestOtherMib; not one
 /// byte more or less was sent than the formulas say; losses are finite, and those of validation are
 /// the same to the last bit unless the mode rounds.
-std::vector<std::string> verdict(const base::Json& report);
+std::vector<std::string> verdict(const tools::Json& report);
 
 /// Title, tables and a legend, for a terminal: the eight columns that matter most, at most 100
 /// characters wide, or with `wide` everything, in two tables for 140 columns. Those are: what is
 /// resident, with maxima over ranks, formula and peak; and what a step costs, with losses. A mesh
 /// has a third one: what is sent by axis.
-std::string to_text(const base::Json& report, bool wide = false);
+std::string to_text(const tools::Json& report, bool wide = false);
 
 /// Whether not all ranks are on the data axis.
-bool has_mesh(const base::Json& report);
+bool has_mesh(const tools::Json& report);
 /// "8 ranks (data 2 x pipeline 2 x tensor 2)", "rank 7 of 512 in a fake process group".
-std::string ranks_text(const base::Json& report);
+std::string ranks_text(const tools::Json& report);
 /// What a rank has in a step: "2 micro-batches of 1 x 128 tokens a rank", "1 x 128 tokens a rank".
-std::string batch_text(const base::Json& report);
+std::string batch_text(const tools::Json& report);
 
 /// What a step of a mode with optimizer states on a disk reads and writes, what it could not be
 /// faster than, and how near it comes: max(a step without communication, the disk alone) / the
 /// step.
-std::string disk_text(const base::Json& report, const base::Json& mode);
+std::string disk_text(const tools::Json& report, const tools::Json& mode);
 
 /// The number under `key`; not a number if it is null.
-double number_in(const base::Json& row, const std::string& key);
+double number_in(const tools::Json& row, const std::string& key);
 
 }  // namespace zero::ladder

@@ -19,10 +19,10 @@
 namespace zero::ladder {
 namespace {
 
-using base::Json;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using tools::Json;
 
 // The sample after `change`.
 Json sample(const std::function<void(Json& report)>& change) {
@@ -328,7 +328,7 @@ TEST(LadderJson, CanBePlotted) {
   if (!testing::python_has({"matplotlib"}))
     GTEST_SKIP() << testing::python() << " has no matplotlib";
   const testing::TestFolder folder;
-  base::write_json(folder / "ladder.json", testing::ladder_sample());
+  tools::write_json(folder / "ladder.json", testing::ladder_sample());
   const testing::ProcessResult ended =
       testing::run_python("tools/plots/plot_ladder.py '" + (folder / "ladder.json").string() + "'");
   ASSERT_EQ(ended.code, 0) << ended.said;
@@ -343,12 +343,12 @@ TEST(LadderJson, LearningCurvesCanBePlotted) {
   Json report = testing::ladder_sample();
   const std::string command =
       "tools/plots/plot_losses.py '" + (folder / "ladder.json").string() + "'";
-  base::write_json(folder / "ladder.json", report);
+  tools::write_json(folder / "ladder.json", report);
   const testing::ProcessResult ended = testing::run_python(command);
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_GT(std::filesystem::file_size(folder / "ladder.png"), 10'000u);
   report["modes"][1]["losses"] = {5};
-  base::write_json(folder / "ladder.json", report);
+  tools::write_json(folder / "ladder.json", report);
   const testing::ProcessResult refused = testing::run_python(command);
   EXPECT_EQ(refused.code, 1);
   EXPECT_THAT(refused.said, HasSubstr("mode 1 has 1 losses"));

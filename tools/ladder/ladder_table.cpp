@@ -5,14 +5,15 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include <zero/base/table.hpp>
+#include <tools/support/table.hpp>
+#include <zero/base/thousands.hpp>
 
 #include "ladder_report.hpp"
 
 namespace zero::ladder {
 namespace {
 
-using base::Json;
+using tools::Json;
 
 bool is_fake(const Json& report) { return report.contains("fake_process_group"); }
 
@@ -33,16 +34,16 @@ struct Figure {
 };
 
 std::string table_of(const Json& modes, const std::vector<Figure>& figures) {
-  std::vector<base::Column> columns;
+  std::vector<tools::Column> columns;
   std::vector<std::vector<std::string>> rows(modes.size());
   const auto add = [&](const Figure& figure) {
     const bool is_text = modes[0][figure.key].is_string();
-    columns.push_back({figure.header, is_text ? base::Align::kLeft : base::Align::kRight,
+    columns.push_back({figure.header, is_text ? tools::Align::kLeft : tools::Align::kRight,
                        figure.unit, figure.group});
     for (std::size_t m = 0; m < rows.size(); ++m) {
-      rows[m].push_back(
-          is_text ? modes[m][figure.key].get<std::string>()
-                  : base::fixed(number_in(modes[m], figure.key) / figure.divisor, figure.decimals));
+      rows[m].push_back(is_text ? modes[m][figure.key].get<std::string>()
+                                : tools::fixed(number_in(modes[m], figure.key) / figure.divisor,
+                                               figure.decimals));
     }
   };
   add({"mode", "", "", "mode"});
@@ -55,7 +56,7 @@ std::string table_of(const Json& modes, const std::vector<Figure>& figures) {
     figure.key += "_max";
     add(figure);
   }
-  base::Table table(std::move(columns));
+  tools::Table table(std::move(columns));
   for (std::vector<std::string>& row : rows) table.add_row(std::move(row));
   return table.to_text();
 }

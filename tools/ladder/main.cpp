@@ -10,8 +10,8 @@
 #include <thread>
 
 #include <tools/plots/memory_timeline.hpp>
+#include <tools/support/json.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
@@ -29,7 +29,7 @@
 namespace zero::ladder {
 namespace {
 
-using base::Json;
+using tools::Json;
 
 // The ranks that this process runs: all of them on this machine, the one that a launcher made it,
 // or one of a fake process group.
@@ -208,7 +208,7 @@ int run(int argc, char** argv) {
   check_output_paths(options, ranks.reports());
   choose_model(options);
   check_mesh(options);
-  const Json metadata = base::run_metadata(argc, argv);
+  const Json metadata = tools::run_metadata(argc, argv);
   Json report = check_before_training(options, ranks.reports());
   if (report["steps"] == 0) return 0;  // with --auto-resume, and said
   if (options.compute_alone) {
@@ -222,13 +222,13 @@ int run(int argc, char** argv) {
   fmt::print("\n{}\n", to_text(report, options.wide));
   std::fflush(stdout);
   report["run"] = metadata;
-  base::write_json(options.json, report);
+  tools::write_json(options.json, report);
   print_rest(options, report);
   if (!options.pictures.memory_timeline.empty()) {
-    base::write_json(options.pictures.memory_timeline,
-                     plots::memory_timeline(
-                         {options.model_name(), options.world_size, report["parameter_bytes"]},
-                         timelines, metadata));
+    tools::write_json(options.pictures.memory_timeline,
+                      plots::memory_timeline(
+                          {options.model_name(), options.world_size, report["parameter_bytes"]},
+                          timelines, metadata));
   }
   const std::vector<std::string> failures = verdict(report);
   for (const std::string& failure : failures) log_error("FAILED " + failure);

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tools/ladder/data/dataset.hpp>
-#include <zero/base/arguments.hpp>
+#include <tools/support/arguments.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
@@ -40,7 +40,7 @@ CLI::Option* number(CLI::App& app, const char* name, Number& value,
                     std::type_identity_t<Number> least, std::type_identity_t<Number> most,
                     const char* help) {
   CLI::Option* option = app.add_option(name, value, help)->check(CLI::Range(least, most));
-  if constexpr (std::is_floating_point_v<Number>) option->check(base::refuse_nan);
+  if constexpr (std::is_floating_point_v<Number>) option->check(tools::refuse_nan);
   return value == 0 ? option : option->capture_default_str();
 }
 
@@ -55,7 +55,7 @@ void add_model_options(CLI::App& app, Options& o) {
   number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
-      ->check(base::refuse_bad_seed);
+      ->check(tools::refuse_bad_seed);
   choice(app, "--dtype", o.dtype, {"fp32", "bf16", "fp16"},
          "the last two with fp32 master weights, fp16 with a loss scale as well");
   choice(app, "--reduce-dtype", o.reduce_dtype, {"parameter", "fp32"},
@@ -282,7 +282,7 @@ Options parse(int argc, char** argv) {
   add_output_options(app, o);
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
-  base::parse_arguments(app, "ladder", argc, argv);
+  tools::parse_arguments(app, "ladder", argc, argv);
   if (app.count("--offload") > 0) {
     o.modes.push_back("engine3:offload=" +
                       (o.offload.empty() ? fs::temp_directory_path().string() : o.offload));
@@ -330,10 +330,10 @@ void check_mesh(const Options& o) {
   throw Error(fmt::format("--tp {} and --pp {}: {}", o.mesh.tensor_ranks, o.mesh.stages, problem));
 }
 
-base::Json report_head(const Options& o) {
+tools::Json report_head(const Options& o) {
   const nn::LlamaConfig config = o.config();
   const auto element = static_cast<std::int64_t>(c10::elementSize(config.dtype));
-  base::Json report = {
+  tools::Json report = {
       {"world_size", o.world_size},
       {"mesh",
        {{"data", o.data_ranks()}, {"pipeline", o.mesh.stages}, {"tensor", o.mesh.tensor_ranks}}},
@@ -357,7 +357,7 @@ base::Json report_head(const Options& o) {
       {"batch_size", o.batch},
       {"sequence_length", o.sequence_length},
       {"compute_seconds", nullptr},
-      {"modes", base::Json::array()},
+      {"modes", tools::Json::array()},
   };
   if (o.mesh.stages > 1) report["pipeline_schedule"] = o.mesh.schedule;
   if (o.fake.size > 0)

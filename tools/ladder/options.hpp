@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/base/json.hpp>
+#include <tools/support/json.hpp>
 #include <zero/nn/llama_config.hpp>
 #include <zero/train/registry.hpp>
 
@@ -119,6 +119,6 @@ void choose_model(Options& options);
 void check_mesh(const Options& options);
 
 /// What the report says of a run (ladder_report.hpp) before it. The model must have been chosen.
-base::Json report_head(const Options& options);
+tools::Json report_head(const Options& options);
 
 }  // namespace zero::ladder

@@ -5,7 +5,7 @@
 #include <set>
 
 #include <tools/ladder/data/text.hpp>
-#include <zero/base/arguments.hpp>
+#include <tools/support/arguments.hpp>
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
@@ -14,7 +14,7 @@ namespace zero::ladder {
 namespace {
 
 namespace fs = std::filesystem;
-using base::place_of;
+using tools::place_of;
 
 // Where something is read or written, and the option that says so.
 using Places = std::map<fs::path, std::string>;

@@ -37,7 +37,7 @@
 namespace zero::ladder {
 namespace {
 
-using base::Json;
+using tools::Json;
 
 // SHA-256 of a tensor's bytes, 64 hexadecimal digits.
 std::string digest_of(const at::Tensor& tensor) {

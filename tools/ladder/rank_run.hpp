@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include <zero/base/json.hpp>
+#include <tools/support/json.hpp>
 #include <zero/distributed/communicator.hpp>
 
 #include "options.hpp"
@@ -22,8 +22,8 @@ namespace zero::ladder {
 ///   "batch_digest"     of the first local batch
 ///   "gradient_digest"  of the first local gradients, before they were reduced
 ///   "memory_timeline"  of the last step, as plots::timeline_of_mode() gives it, if asked for
-base::Json run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options, const std::string& label);
+tools::Json run_rank(dist::Communicator& communicator, const std::string& mode,
+                     const Options& options, const std::string& label);
 
 /// Compares the folder of the weights with the model and says what will be read, converted and
 /// drawn by seed. Builds the model without storage: only to be called in a process that may use

@@ -13,8 +13,8 @@
 #include <regex>
 #include <sstream>
 
-#include <zero/base/arguments.hpp>
-#include <zero/base/json.hpp>
+#include <tools/support/arguments.hpp>
+#include <tools/support/json.hpp>
 #include <zero/base/program.hpp>
 
 #include "options.hpp"
@@ -25,14 +25,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using Quantities = std::map<std::string, base::Json>;
+using Quantities = std::map<std::string, tools::Json>;
 
 template <class T>
-base::Json or_none(const std::optional<T>& value) {
-  return value ? base::Json(*value) : base::Json();
+tools::Json or_none(const std::optional<T>& value) {
+  return value ? tools::Json(*value) : tools::Json();
 }
-base::Json stage_name(const std::optional<StagePlan>& stage) {
-  return stage ? base::Json(name(stage->stage)) : base::Json();
+tools::Json stage_name(const std::optional<StagePlan>& stage) {
+  return stage ? tools::Json(name(stage->stage)) : tools::Json();
 }
 
 Quantities of_stage(const StagePlan& s) {
@@ -87,7 +87,7 @@ Quantities quantities(const Plan& plan) {
 
 // `value` is as exact as it is written: 0.45 is from 0.445 to 0.455, and 9 is the whole number.
 // "none": there is no such row or figure.
-void expect_value(const base::Json& found, const std::string& value) {
+void expect_value(const tools::Json& found, const std::string& value) {
   if (!found.is_number()) {
     EXPECT_EQ(found.is_string() ? found.get<std::string>() : "none", value);
     return;
@@ -112,7 +112,7 @@ void expect_refused(const std::string& options, const std::string& words) {
   };
   const auto refused = [](int status) {
     return WIFEXITED(status) &&
-           (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == base::kWrongUsage);
+           (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == tools::kWrongUsage);
   };
   EXPECT_EXIT(run(), refused, HasSubstr(words));
 }

@@ -10,7 +10,8 @@
 #include <map>
 #include <numeric>
 
-#include <zero/base/table.hpp>
+#include <tools/support/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/exposed_time.hpp>
@@ -21,7 +22,7 @@
 namespace zero::plan {
 namespace {
 
-using base::fixed;
+using tools::fixed;
 using Cells = std::vector<std::string>;
 
 struct Place {

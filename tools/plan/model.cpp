@@ -11,7 +11,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
 #include <zero/base/keys.hpp>
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/safetensors/safetensors.hpp>
 
 namespace zero::plan {

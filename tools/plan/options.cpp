@@ -5,7 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include <zero/base/arguments.hpp>
+#include <tools/support/arguments.hpp>
 #include <zero/base/error.hpp>
 
 namespace zero::plan {
@@ -22,7 +22,7 @@ class CommandLine {
   }
 
   Request read(int argc, const char* const* argv) {
-    base::parse_arguments(app_, "plan", argc, argv);
+    tools::parse_arguments(app_, "plan", argc, argv);
     r_.policy = policy(dtype_, optimizer_);
     r_.model = !weights_.empty() ? model_of_files(weights_)
                : parameters_ > 0 ? model_of_size(parameters_, layers_)
@@ -102,7 +102,7 @@ class CommandLine {
     quantity("--flops", machine.flops, parse_flops, "that a rank attains (150TFLOP/s)");
     app_.add_option("--overhead", r_.break_even_share, "of compute, for the break-even batch")
         ->check(CLI::Range(1e-6, 1e6))
-        ->check(base::refuse_nan);
+        ->check(tools::refuse_nan);
     auto* hosts = app_.get_option("--ranks-per-host");
     for (const char* other : {"--memory", "--stage", "--tp", "--pp", "--shard-size",
                               "--micro-batches", "--pipeline-schedule", "--sequence-parallel",

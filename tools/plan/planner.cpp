@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/train/exposed_time.hpp>
 
 namespace zero::plan {
@@ -116,7 +117,7 @@ std::optional<StagePlan> take_best(std::vector<StagePlan>& plans) {
 std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
   const double longer = 100 * (other.time.total() / plan.time.total() - 1);
   const std::int64_t more = other.total() - plan.total();
-  const std::string percent = base::fixed(std::abs(longer), 1);
+  const std::string percent = tools::fixed(std::abs(longer), 1);
   return fmt::format("{} time and {} {} memory",
                      percent == "0.0" ? "equal" : percent + (longer < 0 ? " % less" : " % more"),
                      at_most(std::abs(more), unit), more < 0 ? "less" : "more");

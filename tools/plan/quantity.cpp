@@ -7,8 +7,8 @@
 #include <cmath>
 #include <map>
 
+#include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/table.hpp>
 
 namespace zero::plan {
 namespace {
@@ -80,7 +80,7 @@ double parse_flops(std::string_view text) {
 }
 
 std::string in(double bytes, Unit unit, int decimals) {
-  return base::fixed(bytes / static_cast<double>(unit), decimals);
+  return tools::fixed(bytes / static_cast<double>(unit), decimals);
 }
 
 std::string at_least(std::int64_t bytes, Unit unit) {
@@ -93,9 +93,9 @@ std::string at_most(std::int64_t bytes, Unit unit) {
 
 std::string in_seconds(double seconds) {
   if (seconds == 0) return "0 s";
-  if (seconds < 1e-3) return base::fixed(seconds * 1e6, 1) + " us";
-  if (seconds < 1) return base::fixed(seconds * 1e3, 1) + " ms";
-  return base::fixed(seconds, 2) + " s";
+  if (seconds < 1e-3) return tools::fixed(seconds * 1e6, 1) + " us";
+  if (seconds < 1) return tools::fixed(seconds * 1e3, 1) + " ms";
+  return tools::fixed(seconds, 2) + " s";
 }
 
 }  // namespace zero::plan

@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include <zero/base/table.hpp>
+#include <tools/support/table.hpp>
+#include <zero/base/thousands.hpp>
 
 namespace zero::plan {
 namespace {
 
-using base::fixed, base::with_thousands;
+using tools::fixed, base::with_thousands;
 using Cells = std::vector<std::string>;
-using Columns = std::vector<base::Column>;
+using Columns = std::vector<tools::Column>;
 
 // A sentence, broken at spaces for 100 columns; further lines begin with `indent`.
 std::string wrapped(std::string text, const std::string& indent = "") {
@@ -34,7 +35,7 @@ std::string say(fmt::format_string<Args...> text, Args&&... args) {
 void add(Columns& columns, const Cells& headers, const std::string& unit = "",
          const std::string& group = "") {
   for (const std::string& header : headers) {
-    columns.push_back({header, base::Align::kRight, unit, group});
+    columns.push_back({header, tools::Align::kRight, unit, group});
   }
 }
 // More cells, of bytes in `unit`.
@@ -52,13 +53,13 @@ std::string row_name(const Plan& plan, const StagePlan& row) {
 std::string memory_table(const Plan& plan) {
   const Request& r = plan.request;
   const std::string unit = name(plan.unit());
-  Columns columns = {{"stage", base::Align::kLeft}};
+  Columns columns = {{"stage", tools::Align::kLeft}};
   add(columns, {"params", "grads", "optimizer", "total"}, unit, "model states");
   add(columns, {"transients", "activations", "all"}, unit);
   if (r.memory) {
-    columns.push_back({"fits", base::Align::kLeft, at_most(r.memory->bytes, r.memory->unit)});
+    columns.push_back({"fits", tools::Align::kLeft, at_most(r.memory->bytes, r.memory->unit)});
   }
-  base::Table table(columns);
+  tools::Table table(columns);
   for (const StagePlan& s : plan.stages) {
     Cells row = {row_name(plan, s)};
     add(row, plan.unit(), s.states.parameters, s.states.gradients, s.states.optimizer,
@@ -70,12 +71,12 @@ std::string memory_table(const Plan& plan) {
 }
 
 std::string step_table(const Plan& plan) {
-  Columns columns = {{"stage", base::Align::kLeft}};
+  Columns columns = {{"stage", tools::Align::kLeft}};
   add(columns, {"sent"}, name(plan.unit()), "a rank sends");
   add(columns, {"in V"}, "", "a rank sends");
   add(columns, {"compute", "communication", "exposed", "all"}, "s", "a step");
   add(columns, {"break-even batch"});
-  base::Table table(columns);
+  tools::Table table(columns);
   const double v = copies(plan.request.model.parameters, plan.request.policy).parameters;
   for (const StagePlan& s : plan.stages) {
     if (s.offloaded) continue;
@@ -92,12 +93,12 @@ std::string step_table(const Plan& plan) {
 }
 
 std::string wire_table(const Plan& plan) {
-  Columns columns = {{"stage", base::Align::kLeft}};
+  Columns columns = {{"stage", tools::Align::kLeft}};
   add(columns, {"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
       "a rank sends along");
   add(columns, {"micro-batches"});
   add(columns, {"bubble"}, "%");
-  base::Table table(columns);
+  tools::Table table(columns);
   for (const StagePlan& s : plan.stages) {
     Cells row = {row_name(plan, s)};
     add(row, plan.unit(), s.sent.shards, s.sent.replicas, s.sent.tensor, s.sent.pipeline,
@@ -111,12 +112,12 @@ std::string wire_table(const Plan& plan) {
 
 std::string host_table(const Plan& plan) {
   const std::string unit = name(plan.unit());
-  Columns columns = {{"way", base::Align::kLeft}};
+  Columns columns = {{"way", tools::Align::kLeft}};
   add(columns, {"states", "sent inside", "leaves a host"}, unit);
   add(columns, {"time"}, "s");
   add(columns, {"from ratio"}, "", "pays");
   add(columns, {"below"}, "GB/s", "pays");
-  base::Table table(columns);
+  tools::Table table(columns);
   for (const HostPlan& h : plan.hosts) {
     const double ratio = h.pays_from.value_or(NAN);
     Cells row = {h.name};

@@ -5,24 +5,24 @@
 
 namespace zero::plots {
 
-base::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline) {
-  base::Json samples = base::Json::array();
+tools::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline) {
+  tools::Json samples = tools::Json::array();
   for (const memory::Timeline::Sample& sample : timeline.samples) {
-    base::Json row = {{"t", sample.seconds}, {"total", sample.total}};
+    tools::Json row = {{"t", sample.seconds}, {"total", sample.total}};
     for (std::size_t c = 0; c < memory::kCategories; ++c) {
       if (sample.current[c] == 0) continue;
       row[std::string(memory::name(static_cast<memory::Category>(c)))] = sample.current[c];
     }
     samples.push_back(std::move(row));
   }
-  base::Json marks = base::Json::array();
+  tools::Json marks = tools::Json::array();
   for (const memory::Timeline::Mark& mark : timeline.marks) {
     marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
   }
   return {{"mode", mode}, {"samples", std::move(samples)}, {"marks", std::move(marks)}};
 }
 
-base::Json memory_timeline(const TimelineSubject& subject, base::Json modes, base::Json run) {
+tools::Json memory_timeline(const TimelineSubject& subject, tools::Json modes, tools::Json run) {
   return {{"model", subject.model},
           {"world_size", subject.world_size},
           {"parameter_bytes", subject.parameter_bytes},

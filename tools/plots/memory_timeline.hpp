@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include <zero/base/json.hpp>
+#include <tools/support/json.hpp>
 #include <zero/memory/timeline.hpp>
 
 namespace zero::plots {
@@ -19,10 +19,10 @@ struct TimelineSubject {
 /// …}, …], "marks": [{"t", "label"}, …]}. Times are in seconds since the step began, all else in
 /// bytes. A sample holds until the next one; a category that holds nothing is left out of it. A
 /// mark begins a phase.
-base::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline);
+tools::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline);
 
 /// What plot_memory_timeline.py reads: {"model", "world_size", "parameter_bytes", "modes": `modes`,
 /// "run": `run`}, with what timeline_of_mode() and run_metadata() gave.
-base::Json memory_timeline(const TimelineSubject& subject, base::Json modes, base::Json run);
+tools::Json memory_timeline(const TimelineSubject& subject, tools::Json modes, tools::Json run);
 
 }  // namespace zero::plots

@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include <tools/support/json.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/json.hpp>
 
 namespace zero::plots {
 namespace {
@@ -40,20 +40,21 @@ class TraceClock {
   std::chrono::nanoseconds ahead_;
 };
 
-void add_activities(base::Json& trace, const std::vector<dist::Activity>& activities) {
+void add_activities(tools::Json& trace, const std::vector<dist::Activity>& activities) {
   const TraceClock clock(trace.value("baseTimeNanoseconds", std::int64_t{0}));
-  base::Json& events = trace.at("traceEvents");
+  tools::Json& events = trace.at("traceEvents");
   const int process = ::getpid();
   for (const dist::Activity& activity : activities) {
     const double begin = clock(activity.begin), end = clock(activity.end);
-    base::Json event = {{"name", activity.name}, {"pid", process}, {"tid", process}, {"ts", begin}};
+    tools::Json event = {
+        {"name", activity.name}, {"pid", process}, {"tid", process}, {"ts", begin}};
     if (activity.kind != dist::Activity::Kind::kInFlight) {
       event.update({{"ph", "X"}, {"cat", "exposed"}, {"dur", end - begin}});
       events.push_back(std::move(event));
       continue;
     }
     event.update({{"cat", "collective"}, {"id", events.size()}});
-    base::Json last = event;
+    tools::Json last = event;
     event.update({{"ph", "b"}, {"args", {{"bytes", activity.bytes}}}});
     last.update({{"ph", "e"}, {"ts", end}});
     events.push_back(std::move(event));
@@ -63,13 +64,13 @@ void add_activities(base::Json& trace, const std::vector<dist::Activity>& activi
 
 // What the profiler recorded. The profiler writes only to a file (here beside `file`), and does not
 // report a failure: the file is then unreadable.
-base::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
+tools::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
   fs::path temporary = file;
   temporary.replace_filename(fmt::format(".{}.{}", ::getpid(), file.filename().string()));
   result.save(temporary.string());
   std::error_code ignored;
   try {
-    base::Json trace = base::read_json(temporary);
+    tools::Json trace = tools::read_json(temporary);
     fs::remove(temporary, ignored);
     return trace;
   } catch (const std::exception&) {
@@ -114,7 +115,7 @@ void Trace::finish(const fs::path& file) {
   base::check_writable(file);
   std::error_code error;
   if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
-  base::Json trace = saved(*result, file);
+  tools::Json trace = saved(*result, file);
   trace.erase("traceName");  // the temporary one
   add_activities(trace, activities_);
   base::write_file(file, trace.dump());

@@ -8,10 +8,11 @@
 #include <CLI/CLI.hpp>
 #include <vector>
 
-#include <zero/base/arguments.hpp>
+#include <tools/support/arguments.hpp>
+#include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>
@@ -95,19 +96,19 @@ void print_table(const Sizes& sizes) {
                                  {"sequence", 1, t, true, times(t)},
                                  {"both", d, t, true, times(d * t)},
                                  {"batch, Pa", d, t, false, "-"}};
-  base::Table table({{"cut", base::Align::kLeft},
-                     {"data x tensor"},
-                     {"formula", base::Align::kRight, "bytes", "a layer keeps"},
-                     {"measured", base::Align::kRight, "bytes", "a layer keeps"},
-                     {"published", base::Align::kRight, "times less"},
-                     {"of the batch", base::Align::kRight, "times less"},
-                     {"of own samples", base::Align::kRight, "times less"},
-                     {"sent", base::Align::kRight, "bytes"}});
+  tools::Table table({{"cut", tools::Align::kLeft},
+                      {"data x tensor"},
+                      {"formula", tools::Align::kRight, "bytes", "a layer keeps"},
+                      {"measured", tools::Align::kRight, "bytes", "a layer keeps"},
+                      {"published", tools::Align::kRight, "times less"},
+                      {"of the batch", tools::Align::kRight, "times less"},
+                      {"of own samples", tools::Align::kRight, "times less"},
+                      {"sent", tools::Align::kRight, "bytes"}});
   const std::int64_t whole = sizes.samples * sizes.tokens * sizes.hidden * 4;  // B S H, float32
   for (const Cut& cut : cuts) {
     const Bytes bytes = of_a_layer(sizes, cut);
     const auto less = [&](std::int64_t than) {
-      return base::fixed(static_cast<double>(than) / static_cast<double>(bytes.kept), 2);
+      return tools::fixed(static_cast<double>(than) / static_cast<double>(bytes.kept), 2);
     };
     table.add_row({cut.name, fmt::format("{} x {}", cut.data, cut.tensor),
                    base::with_thousands(whole / (cut.data * cut.tensor)),
@@ -133,7 +134,7 @@ int run(int argc, char** argv) {
   option("--hidden", sizes.hidden, "hidden size, a multiple of 16");
   CLI11_PARSE(app, argc, argv);
   return run_program("activation_cuts", [&] {
-    base::check_arguments(argc, argv);
+    tools::check_arguments(argc, argv);
     if (sizes.samples % sizes.data != 0) {
       throw Error(fmt::format("{} samples cannot be shared evenly by {} data-parallel ranks",
                               sizes.samples, sizes.data));

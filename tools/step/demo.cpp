@@ -10,7 +10,7 @@
 #include <tools/ladder/data/dataset.hpp>
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/plots/memory_timeline.hpp>
-#include <zero/base/arguments.hpp>
+#include <tools/support/arguments.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/environment.hpp>
@@ -35,7 +35,7 @@ struct DemoOptions {
   bool narrate = false;
   std::int64_t narrated_width = 2;
   std::string memory_timeline;  // file for rank 0's memory along the last step; empty: none
-  base::Json run;               // what the memory timeline says about how it was made
+  tools::Json run;              // what the memory timeline says about how it was made
   void (*register_chapter)(train::Registry&) = nullptr;
 };
 
@@ -76,9 +76,9 @@ void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options
                            const memory::Timeline& timeline) {
   const plots::TimelineSubject subject{model_of(options).name, strategy.communicator().size(),
                                        strategy.list().bytes()};
-  base::Json modes = base::Json::array({plots::timeline_of_mode(options.mode, timeline)});
-  base::write_json(options.memory_timeline,
-                   plots::memory_timeline(subject, std::move(modes), options.run));
+  tools::Json modes = tools::Json::array({plots::timeline_of_mode(options.mode, timeline)});
+  tools::write_json(options.memory_timeline,
+                    plots::memory_timeline(subject, std::move(modes), options.run));
 }
 
 void train(train::Strategy& strategy, const data::Dataset& dataset,
@@ -180,9 +180,9 @@ int run_demo(int argc, char** argv, const std::string& mode,
       ->excludes(memory_timeline);
   CLI11_PARSE(app, argc, argv);
   if (options.narrate && ranks->empty()) options.world_size = 3;
-  options.run = base::run_metadata(argc, argv);
+  options.run = tools::run_metadata(argc, argv);
   return run_program(options.mode, [&] {
-    base::check_arguments(argc, argv);
+    tools::check_arguments(argc, argv);
     if (!ranks->empty()) dist::validate_world_size(options.world_size);
     memory::install();
     return launch(options);

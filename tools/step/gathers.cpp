@@ -9,8 +9,8 @@
 #include <CLI/CLI.hpp>
 
 #include <04_tensor_sharding/tensor_zero3.hpp>
+#include <tools/support/table.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/table.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
@@ -67,20 +67,20 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
   return {variant == "flat" ? "tensor_zero3" : "tensor_zero3:" + variant,
           std::to_string(gathers.calls),
           std::to_string(sent.at(Operation::kReduceScatter, Purpose::kGradient).calls),
-          base::fixed(moved / whole, 4),
-          base::fixed(mib(peak), 2),
-          base::fixed(100 * static_cast<double>(peak) / whole, 1),
-          base::fixed(mib(now.peak_of(Category::kGradients)), 2)};
+          tools::fixed(moved / whole, 4),
+          tools::fixed(mib(peak), 2),
+          tools::fixed(100 * static_cast<double>(peak) / whole, 1),
+          tools::fixed(mib(now.peak_of(Category::kGradients)), 2)};
 }
 
 std::string run_rank(dist::Communicator& communicator, const Options& options) {
-  base::Table table({{"mode", base::Align::kLeft},
-                     {"gathers"},
-                     {"reduce-scatters"},
-                     {"sent", base::Align::kRight, "V"},
-                     {"peak", base::Align::kRight, "MiB", "parameters beside the shard"},
-                     {"", base::Align::kRight, "% of V", "parameters beside the shard"},
-                     {"gradients", base::Align::kRight, "MiB", "peak"}});
+  tools::Table table({{"mode", tools::Align::kLeft},
+                      {"gathers"},
+                      {"reduce-scatters"},
+                      {"sent", tools::Align::kRight, "V"},
+                      {"peak", tools::Align::kRight, "MiB", "parameters beside the shard"},
+                      {"", tools::Align::kRight, "% of V", "parameters beside the shard"},
+                      {"gradients", tools::Align::kRight, "MiB", "peak"}});
   for (const char* variant : {"per_parameter", "flat", "whole"}) {
     table.add_row(measure(communicator, options, variant));
   }

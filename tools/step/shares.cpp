@@ -12,10 +12,11 @@
 #include <numeric>
 #include <vector>
 
-#include <zero/base/arguments.hpp>
-#include <zero/base/json.hpp>
+#include <tools/support/arguments.hpp>
+#include <tools/support/json.hpp>
+#include <tools/support/table.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/flat/shard_layout.hpp>
@@ -71,15 +72,15 @@ double largest_over_mean(const Shares& shares) {
 }
 
 // Prints the table, and returns it as JSON.
-base::Json compare(const std::string& model, const nn::ParameterList& list) {
-  base::Table table({{"ranks"},
-                     {"fair share", base::Align::kRight, "MiB"},
-                     {"by count", base::Align::kRight, "", "largest over mean"},
-                     {"by size", base::Align::kRight, "", "largest over mean"},
-                     {"split", base::Align::kRight, "", "largest over mean"},
-                     {"flat", base::Align::kRight, "elements", "padding"},
-                     {"per parameter", base::Align::kRight, "elements", "padding"}});
-  base::Json document = {{"model", model}, {"parameter_bytes", list.bytes()}};
+tools::Json compare(const std::string& model, const nn::ParameterList& list) {
+  tools::Table table({{"ranks"},
+                      {"fair share", tools::Align::kRight, "MiB"},
+                      {"by count", tools::Align::kRight, "", "largest over mean"},
+                      {"by size", tools::Align::kRight, "", "largest over mean"},
+                      {"split", tools::Align::kRight, "", "largest over mean"},
+                      {"flat", tools::Align::kRight, "elements", "padding"},
+                      {"per parameter", tools::Align::kRight, "elements", "padding"}});
+  tools::Json document = {{"model", model}, {"parameter_bytes", list.bytes()}};
   for (const int ranks : {2, 4, 8, 16}) {
     const Shares by_count = of_owners(list, ranks, train::Ownership::kByCount);
     const Shares by_size = of_owners(list, ranks, train::Ownership::kBySize);
@@ -87,9 +88,9 @@ base::Json compare(const std::string& model, const nn::ParameterList& list) {
     const Split per_parameter = of_shards(list, ranks, /*per_parameter=*/true);
     table.add_row(
         {std::to_string(ranks),
-         base::fixed(static_cast<double>(list.bytes()) / ranks / (1 << 20), 2),
-         base::fixed(largest_over_mean(by_count), 4), base::fixed(largest_over_mean(by_size), 4),
-         base::fixed(largest_over_mean(split.shares), 4), base::with_thousands(split.padding),
+         tools::fixed(static_cast<double>(list.bytes()) / ranks / (1 << 20), 2),
+         tools::fixed(largest_over_mean(by_count), 4), tools::fixed(largest_over_mean(by_size), 4),
+         tools::fixed(largest_over_mean(split.shares), 4), base::with_thousands(split.padding),
          base::with_thousands(per_parameter.padding)});
     document["rows"].push_back({{"ranks", ranks},
                                 {"by_count", by_count},
@@ -112,12 +113,12 @@ int run(int argc, char** argv) {
   app.add_option("--json", json, "write the shares here; ./run draws them beside it");
   CLI11_PARSE(app, argc, argv);
   return run_program("shares", [&] {
-    base::check_arguments(argc, argv);
+    tools::check_arguments(argc, argv);
     const nn::DeferredStorage deferred;  // shapes only
     nn::Llama llama(nn::preset(model));
     const nn::ParameterList list = nn::list_parameters(llama);
-    const base::Json document = compare(model, list);
-    if (!json.empty()) base::write_json(json, document);
+    const tools::Json document = compare(model, list);
+    if (!json.empty()) tools::write_json(json, document);
     return 0;
   });
 }

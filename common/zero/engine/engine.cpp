@@ -13,7 +13,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/scoped_value.hpp>
-#include <zero/base/table.hpp>
+#include <zero/base/thousands.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/io/checkpoint.hpp>
@@ -183,14 +183,17 @@ void Engine::on_step(StepCallback callback) {
 
 std::string Engine::units() const {
   const nn::ParameterList& list = strategy_->list();
-  base::Table table({{"unit", base::Align::kLeft}, {"parameters"}, {"bytes"}});
+  const auto name = [](const nn::UnitInfo& u) { return u.name.empty() ? "(the root)" : u.name; };
+  std::size_t width = 0;
+  for (const nn::UnitInfo& unit : list.units) width = std::max(width, name(unit).size());
+  std::string table = fmt::format("{:{}}  parameters            bytes\n", "unit", width);
   for (const nn::UnitInfo& unit : list.units) {
     std::int64_t bytes = 0;
     for (const std::size_t i : unit.parameters) bytes += list.parameters[i].bytes();
-    table.add_row({unit.name.empty() ? "(the root)" : unit.name,
-                   std::to_string(unit.parameters.size()), base::with_thousands(bytes)});
+    table += fmt::format("{:{}}  {:10}  {:>15}\n", name(unit), width, unit.parameters.size(),
+                         base::with_thousands(bytes));
   }
-  return table.to_text();
+  return table;
 }
 
 void Engine::backward(const at::Tensor& loss) {

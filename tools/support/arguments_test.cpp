@@ -1,20 +1,14 @@
+#include "arguments.hpp"
+
 #include <c10/util/Exception.h>
 
 #include <stdexcept>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/base/arguments.hpp>
-#include <zero/base/names.hpp>
 
-namespace zero::base {
+namespace zero::tools {
 namespace {
-
-TEST(UnknownNameMessage, ListsTheKnownOnes) {
-  const std::vector<std::string> modes = {"ddp", "zero1"};
-  EXPECT_EQ(unknown_name_message("mode", "zer1", modes),
-            "unknown mode 'zer1'; known modes: ddp, zero1");
-}
 
 // What check_arguments() says of the words after the program's name.
 std::string refusal_of(std::vector<const char*> words) {
@@ -84,4 +78,4 @@ TEST(MessageOf, IsWhatTheErrorSaysWithoutTheCallsThatLibTorchLists) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::tools

@@ -8,7 +8,7 @@ class App;
 }
 
 /// Command line checks of all programs beyond those of CLI11.
-namespace zero::base {
+namespace zero::tools {
 
 /// Throws zero::Error, naming the option, if a word of the command line is empty or an option ends
 /// with "=". The usual cause is a shell variable that is not set: the option must not be ignored
@@ -35,4 +35,4 @@ std::string refuse_bad_seed(const std::string& text);
 /// slash at the end. It need not exist.
 std::filesystem::path place_of(const std::filesystem::path& name);
 
-}  // namespace zero::base
+}  // namespace zero::tools

@@ -1,3 +1,5 @@
+#include "table.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -5,9 +7,8 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/base/table.hpp>
 
-namespace zero::base {
+namespace zero::tools {
 namespace {
 
 std::string padded(const std::string& cell, std::size_t width, Align align) {
@@ -121,11 +122,4 @@ std::string fixed(double value, int decimals) {
   return text;
 }
 
-std::string with_thousands(std::int64_t value) {
-  std::string text = fmt::format("{}", value);
-  const std::ptrdiff_t first_digit = value < 0 ? 1 : 0;
-  for (std::ptrdiff_t at = std::ssize(text) - 3; at > first_digit; at -= 3) text.insert(at, 1, ',');
-  return text;
-}
-
-}  // namespace zero::base
+}  // namespace zero::tools

@@ -1,3 +1,5 @@
+#include "arguments.hpp"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,11 +11,10 @@
 #include <limits>
 #include <system_error>
 
-#include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 
-namespace zero::base {
+namespace zero::tools {
 
 namespace fs = std::filesystem;
 
@@ -27,7 +28,7 @@ std::string explain_extras(const CLI::App& app) {
   }
   for (const std::string& extra : app.remaining()) {
     if (!extra.starts_with('-')) continue;
-    return unknown_name_message("option", extra.substr(0, extra.find('=')), known);
+    return base::unknown_name_message("option", extra.substr(0, extra.find('=')), known);
   }
   return fmt::format("'{}' is not expected here: options begin with --",
                      fmt::join(app.remaining(), " "));
@@ -88,4 +89,4 @@ fs::path place_of(const fs::path& name) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-}  // namespace zero::base
+}  // namespace zero::tools

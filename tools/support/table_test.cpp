@@ -1,12 +1,13 @@
+#include "table.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
 #include <zero/base/error.hpp>
-#include <zero/base/table.hpp>
 
-namespace zero::base {
+namespace zero::tools {
 namespace {
 
 TEST(Table, AlignsColumnsLeftAndRight) {
@@ -74,14 +75,5 @@ TEST(Fixed, KeepsDecimalsAndHidesWhatIsNoNumber) {
   EXPECT_EQ(fixed(std::numeric_limits<double>::infinity(), 2), "-");
 }
 
-TEST(WithThousands, SetsCommas) {
-  EXPECT_EQ(with_thousands(0), "0");
-  EXPECT_EQ(with_thousands(999), "999");
-  EXPECT_EQ(with_thousands(1000), "1,000");
-  EXPECT_EQ(with_thousands(361821120), "361,821,120");
-  EXPECT_EQ(with_thousands(-100), "-100");
-  EXPECT_EQ(with_thousands(-1234567), "-1,234,567");
-}
-
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::tools

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace zero::base {
+namespace zero::tools {
 
 enum class Align { kLeft, kRight };
 
@@ -58,7 +58,4 @@ class Table {
 /// never "-0.000".
 std::string fixed(double value, int decimals);
 
-/// `value` with commas between thousands: "361,821,120".
-std::string with_thousands(std::int64_t value);
-
-}  // namespace zero::base
+}  // namespace zero::tools

@@ -1,3 +1,5 @@
+#include "json.hpp"
+
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <torch/version.h>
@@ -7,24 +9,23 @@
 #include <thread>
 
 #include <zero/base/error.hpp>
-#include <zero/base/json.hpp>
 #include <zero/base/json_depth.hpp>
 #include <zero/base/mapped_file.hpp>
 
-namespace zero::base {
+namespace zero::tools {
 
 namespace fs = std::filesystem;
 
 void write_json(const fs::path& path, const Json& document) {
   // Bytes that are not UTF-8, which a command line may hold, are replaced, not refused.
   const auto replace = Json::error_handler_t::replace;
-  write_file(path, document.dump(/*indent=*/2, ' ', /*ensure_ascii=*/false, replace) + "\n");
+  base::write_file(path, document.dump(/*indent=*/2, ' ', /*ensure_ascii=*/false, replace) + "\n");
 }
 
 Json read_json(const fs::path& path) {
-  const MappedFile file(path, fmt::format("cannot read '{}'", path.string()));
+  const base::MappedFile file(path, fmt::format("cannot read '{}'", path.string()));
   try {
-    return Json::parse(file.bytes(), bounded_depth(fmt::format("'{}'", path.string())));
+    return Json::parse(file.bytes(), base::bounded_depth(fmt::format("'{}'", path.string())));
   } catch (const Json::exception& problem) {
     throw Error(fmt::format("'{}' is not JSON: {}", path.string(), problem.what()));
   }
@@ -51,4 +52,4 @@ Json run_metadata(int argc, const char* const* argv) {
   };
 }
 
-}  // namespace zero::base
+}  // namespace zero::tools

@@ -4,7 +4,7 @@
 
 #include <zero/base/atomic_file.hpp>
 
-namespace zero::base {
+namespace zero::tools {
 
 /// JSON whose objects keep the order in which keys were written, so that files are easy to read.
 using Json = nlohmann::ordered_json;
@@ -21,4 +21,4 @@ Json read_json(const std::filesystem::path& path);
 /// list), "cores" (that this process may use), "date" (now, UTC, ISO 8601).
 Json run_metadata(int argc, const char* const* argv);
 
-}  // namespace zero::base
+}  // namespace zero::tools
