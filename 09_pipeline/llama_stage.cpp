@@ -8,8 +8,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/nn/cross_entropy.hpp>
-#include <zero/nn/gradient_destination.hpp>
+#include <zero/nn/functional.hpp>
 
 namespace zero {
 namespace {
@@ -19,45 +18,7 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 using Pass = c10::intrusive_ptr<StagePass>;
 
-StagePass& pass_of(AutogradContext* context) {
-  // The graph's node holds the pass, so the reference stays valid.
-  return static_cast<StagePass&>(*context->saved_data["pass"].toCapsule());
-}
-
 at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
-// The end of a stage that is not the last: backward begins with the gradient that was received,
-// just as it is.
-struct StageEnd : Function<StageEnd> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& output, const Pass& pass) {
-    context->saved_data["pass"] = c10::IValue::make_capsule(pass);
-    pass->output = output.detach();
-    return at::zeros({}, at::kFloat);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list&) {
-    return {std::exchange(pass_of(context).output_gradient, at::Tensor()), at::Tensor()};
-  }
-};
-
-// The output head of a tied model. Backward keeps what the weight's gradient is made of, because
-// another gradient has to be added before it.
-struct TiedHead : Function<TiedHead> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const Pass& pass) {
-    context->saved_data["pass"] = c10::IValue::make_capsule(pass);
-    context->save_for_backward({weight});
-    pass->head_input = rows(x.detach());
-    return at::linear(x, weight);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const at::Tensor weight = context->get_saved_variables().front();
-    const at::Tensor gradient = rows(gradients[0]);
-    pass_of(context).logits_gradient = gradient;
-    std::vector<std::int64_t> sizes = gradients[0].sizes().vec();
-    sizes.back() = weight.size(1);
-    return {gradient.mm(weight).view(sizes), at::Tensor(), at::Tensor()};
-  }
-};
 
 // Adds both parts of a tied weight's gradient: first the head's, then the embedding's, as the whole
 // model does (nn::linear and nn::embedding).
@@ -70,15 +31,12 @@ struct TiedGradient : Function<TiedGradient> {
   }
   static variable_list backward(AutogradContext* context, const variable_list&) {
     const variable_list saved = context->get_saved_variables();
-    StagePass& pass = pass_of(context);
-    nn::GradientDestination sum = nn::gradient_destination(saved[0]);
-    if (sum.fresh) {
-      at::mm_out(sum.tensor, pass.logits_gradient.t(), pass.head_input);
-    } else {
-      sum.tensor.addmm_(pass.logits_gradient.t(), pass.head_input);
-    }
+    // The graph's node holds the pass, so the reference stays valid.
+    const auto& pass = static_cast<StagePass&>(*context->saved_data["pass"].toCapsule());
+    const at::Tensor of_head =
+        nn::accumulate_linear(saved[0], pass.logits_gradient, pass.head_input);
     at::Tensor to_weight = pass.embedding->add_gradient(saved[1], pass.output_gradient);
-    if (to_weight.defined()) to_weight += sum.to_autograd;  // the weight has hooks
+    if (to_weight.defined()) to_weight += of_head;  // the weight has hooks
     return {to_weight, at::Tensor(), at::Tensor()};
   }
 };
@@ -109,30 +67,24 @@ LlamaStage::LlamaStage(const nn::LlamaConfig& config, int stage, int stages,
       stages_(stages),
       whole_model_{nn::list_parameters(whole_), {}} {
   // Registered in the whole model's order, under the same names.
+  const auto modules = whole_.named_modules("", /*include_self=*/false);
   const auto body = register_module("model", std::make_shared<nn::Layer>());
-  if (is_first() || (is_last() && config.tied)) {
-    embedding_ = take<nn::Embedding>("model.embed_tokens");
-    body->register_module("embed_tokens", embedding_);
-  }
+  const bool embeds = is_first() || (is_last() && config.tied);
+  if (embeds) body->register_module("embed_tokens", modules["model.embed_tokens"]);
   const auto layers = body->register_module("layers", std::make_shared<nn::Layer>());
   for (std::int64_t i = first_layer(); i < last_layer(); ++i) {
-    layers_.push_back(take<nn::LlamaLayer>(fmt::format("model.layers.{}", i)));
-    layers->register_module(std::to_string(i), layers_.back());
+    layers->register_module(std::to_string(i), modules[fmt::format("model.layers.{}", i)]);
   }
   if (is_last()) {
-    norm_ = body->register_module("norm", take<nn::RmsNorm>("model.norm"));
-    if (!config.tied) head_ = register_module("lm_head", take<nn::Linear>("lm_head"));
+    body->register_module("norm", modules["model.norm"]);
+    if (!config.tied) register_module("lm_head", modules["lm_head"]);
   }
-  if (is_tied() && embedding_ != nullptr) {
+  if (is_tied() && embeds) {
+    embedding_ = modules["model.embed_tokens"]->as<nn::Embedding>();
     shared_weight_ = embedding_->parameters().front();
     shared_weight_.set_requires_grad(is_last());
     if (is_first()) whole_model_.copy = shared_weight_;
   }
-}
-
-template <typename Module>
-std::shared_ptr<Module> LlamaStage::take(const std::string& name) {
-  return std::dynamic_pointer_cast<Module>(whole_.named_modules("", /*include_self=*/false)[name]);
 }
 
 std::int64_t LlamaStage::first_layer() const {
@@ -176,14 +128,11 @@ at::Tensor LlamaStage::loss(const data::Batch& batch) {
   return run(
       [&] {
         if (pass_->adds_tied_gradient) {
-          pass_->embedding = embedding_.get();
+          pass_->embedding = embedding_;
           return TiedGradient::apply(shared_weight_, batch.inputs, pass_);
         }
-        const at::Tensor hidden = run_layers(batch);
-        if (!is_last()) return StageEnd::apply(hidden, pass_);
-        const at::Tensor all = logits(hidden);
-        return nn::consuming_cross_entropy(all.view({-1, all.size(-1)}), batch.targets.reshape(-1),
-                                           batch.loss_terms, tensor_parallel().axis);
+        const at::Tensor x = run_layers(batch);
+        return is_last() ? whole_.loss_of(logits(x, batch), batch) : hand_on(x);
       },
       {});
 }
@@ -191,37 +140,40 @@ at::Tensor LlamaStage::loss(const data::Batch& batch) {
 at::Tensor LlamaStage::predict(const data::Batch& batch) {
   return run(
       [&] {
-        const at::Tensor hidden = run_layers(batch);
-        if (!is_last()) return StageEnd::apply(hidden, pass_);
-        dist::Communicator* const axis = tensor_parallel().axis;
-        const at::Tensor own = logits(hidden);
-        return axis == nullptr ? own : nn::gather_over_axis(own, -1, *axis, nn::Uncut::kSame);
+        const at::Tensor x = run_layers(batch);
+        return is_last() ? whole_.whole_logits(logits(x, batch)) : hand_on(x);
       },
       {});
 }
 
-at::Tensor LlamaStage::input(const data::Batch& batch) {
-  if (!is_first()) return pass_->input;
-  at::Tensor embedded = embedding_->forward(batch.inputs);
-  // The embedding is frozen here; its output's gradient is what the last stage needs.
-  if (is_tied()) pass_->input = embedded.set_requires_grad(c10::GradMode::is_enabled());
-  return embedded;
-}
-
 at::Tensor LlamaStage::run_layers(const data::Batch& batch) {
-  at::Tensor x = input(batch);
-  const nn::RotaryTable positions =
-      nn::rotary_table(batch.inputs.size(1), config().head_size, config().rope_theta,
-                       config().dtype, batch.inputs.device());
-  for (const auto& layer : layers_) x = layer->forward(x, positions);
-  return x;
+  at::Tensor x = is_first() ? whole_.embed(batch.inputs) : pass_->input;
+  // The embedding is frozen here; its output's gradient is what the last stage needs.
+  if (is_first() && is_tied()) pass_->input = x.set_requires_grad(c10::GradMode::is_enabled());
+  return whole_.run_layers(std::move(x), batch.inputs, first_layer(), last_layer());
 }
 
-at::Tensor LlamaStage::logits(const at::Tensor& hidden) {
-  const at::Tensor x = tensor_parallel().enter(norm_->forward(hidden));
-  if (head_ != nullptr) return head_->forward(x);
-  if (!is_tied()) return embedding_->as_head(x);
-  return TiedHead::apply(x, shared_weight_.detach(), pass_);
+at::Tensor LlamaStage::hand_on(const at::Tensor& x) {
+  pass_->output = x.detach();
+  if (x.requires_grad()) {
+    x.register_hook([pass = pass_](const at::Tensor&) {
+      return std::exchange(pass->output_gradient, at::Tensor());
+    });
+  }
+  return x.sum().zero_();
+}
+
+at::Tensor LlamaStage::logits(const at::Tensor& x, const data::Batch& batch) {
+  const at::Tensor normal = whole_.before_head(x, batch);
+  if (!is_tied()) return whole_.head(normal);
+  // Without the weight's gradient: its factors are kept, because another one is added before it.
+  pass_->head_input = rows(normal.detach());
+  const at::Tensor logits = nn::linear(normal, shared_weight_.detach());
+  if (logits.requires_grad()) {
+    logits.register_hook(
+        [pass = pass_](const at::Tensor& gradient) { pass->logits_gradient = rows(gradient); });
+  }
+  return logits;
 }
 
 }  // namespace zero

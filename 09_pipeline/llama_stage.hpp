@@ -17,7 +17,7 @@ namespace zero {
 /// backward, and those that stages send to each other. Stages send the residual stream of this
 /// tensor rank: [B, S, hidden], or [B, S / n, hidden] under sequence parallelism over n ranks.
 struct StagePass : torch::CustomClassHolder {
-  /// The next loss() only adds the tied gradient (PipelineAction::Kind::kTiedGradient).
+  /// The next loss() is 0, and its backward only adds the tied gradient.
   bool adds_tied_gradient = false;
 
   /// The output of the stage before, as a leaf. That stage needs the leaf's gradient after
@@ -96,14 +96,12 @@ class LlamaStage : public nn::Model {
   void checkpoint_activations(bool on, const nn::CheckpointOptions& options = {});
 
  private:
-  template <typename Module>
-  std::shared_ptr<Module> take(const std::string& name);
   std::vector<std::int64_t> activation_sizes(const data::Batch& batch) const;
-  at::Tensor input(const data::Batch& batch);
   at::Tensor run_layers(const data::Batch& batch);
-  at::Tensor logits(const at::Tensor& hidden);
+  at::Tensor hand_on(const at::Tensor& x);
+  at::Tensor logits(const at::Tensor& x, const data::Batch& batch);
 
-  // The stage's modules are modules of a whole model without bytes.
+  // A whole model without bytes: this stage's modules are among its own, and run there.
   nn::Llama whole_;
   int stage_;
   int stages_;
@@ -111,10 +109,7 @@ class LlamaStage : public nn::Model {
   bool partitions_checkpoints_ = false;
   c10::intrusive_ptr<StagePass> pass_;
   at::Tensor shared_weight_;
-  std::shared_ptr<nn::Embedding> embedding_;  // of the first stage; of the last if tied
-  std::vector<std::shared_ptr<nn::LlamaLayer>> layers_;
-  std::shared_ptr<nn::RmsNorm> norm_;
-  std::shared_ptr<nn::Linear> head_;
+  nn::Embedding* embedding_ = nullptr;  // of the shared weight
 };
 
 }  // namespace zero

@@ -19,13 +19,10 @@ std::string_view name(PipelineSchedule schedule) {
 }
 
 std::string text(const PipelineAction& action) {
-  constexpr std::string_view kLetters = "FBT";
-  return fmt::format("{}{}", kLetters.at(static_cast<std::size_t>(action.kind)),
-                     action.micro_batch);
+  return fmt::format("{}{}", action.kind == Kind::kForward ? 'F' : 'B', action.micro_batch);
 }
 
-StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches,
-                           bool tied) {
+StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches) {
   if (stages < 1 || micro_batches < 1 || stage < 0 || stage >= stages) {
     throw Error(
         fmt::format("stage {} of {} stages with {} micro-batches: there must be at least "
@@ -34,18 +31,12 @@ StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int
   }
   constexpr int kNone = PipelineAction::kNone;
   const int last = stages - 1;
-  const bool shares_weight = tied && stages > 1;
   const int before = stage > 0 ? stage - 1 : kNone;
   const int after = stage < last ? stage + 1 : kNone;
-  const int gradient_to = stage == 0 && shares_weight ? last : before;
 
   StageActions actions;
   const auto forward = [&](int m) { actions.push_back({Kind::kForward, m, before, after}); };
-  const auto tied_gradient = [&](int m) { actions.push_back({Kind::kTiedGradient, m, 0, kNone}); };
-  const auto backward = [&](int m) {
-    actions.push_back({Kind::kBackward, m, after, gradient_to});
-    if (shares_weight && stage == last && m >= last) tied_gradient(m - last);
-  };
+  const auto backward = [&](int m) { actions.push_back({Kind::kBackward, m, after, before}); };
 
   const int ahead = schedule == PipelineSchedule::kGPipe ? micro_batches : last - stage;
   const int first_forwards = std::min(ahead, micro_batches);
@@ -54,17 +45,13 @@ StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int
     if (m + first_forwards < micro_batches) forward(m + first_forwards);
     backward(m);
   }
-  if (shares_weight && stage == last) {
-    for (int m = std::max(micro_batches - last, 0); m < micro_batches; ++m) tied_gradient(m);
-  }
   return actions;
 }
 
-std::vector<StageActions> all_actions(PipelineSchedule schedule, int stages, int micro_batches,
-                                      bool tied) {
+std::vector<StageActions> all_actions(PipelineSchedule schedule, int stages, int micro_batches) {
   std::vector<StageActions> all;
   for (int s = 0; s < std::max(stages, 1); ++s) {
-    all.push_back(stage_actions(schedule, s, stages, micro_batches, tied));
+    all.push_back(stage_actions(schedule, s, stages, micro_batches));
   }
   return all;
 }
@@ -95,11 +82,6 @@ std::optional<int> arrival(Messages& messages, int stage, const PipelineAction& 
   return sent;
 }
 
-Kind receiver(int stage, const PipelineAction& action) {
-  if (action.kind == Kind::kForward) return Kind::kForward;
-  return action.send_to == stage - 1 ? Kind::kBackward : Kind::kTiedGradient;
-}
-
 std::string waiting_stages(const std::vector<StageActions>& stages,
                            const std::vector<std::vector<TimedAction>>& timed) {
   std::string text_of_all;
@@ -126,14 +108,12 @@ std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& s
         const PipelineAction& action = stages[s][timed[s].size()];
         const std::optional<int> arrived = arrival(messages, stage, action);
         if (!arrived) break;
-        const int slots = action.kind == Kind::kForward    ? forward_slots
-                          : action.kind == Kind::kBackward ? backward_slots
-                                                           : 0;
+        const int slots = action.kind == Kind::kForward ? forward_slots : backward_slots;
         const int begin = std::max(timed[s].empty() ? 0 : timed[s].back().end, *arrived);
         timed[s].push_back({action, begin, begin + slots});
         if (action.send_to != PipelineAction::kNone) {
           messages[{stage, action.send_to}].push_back(
-              {receiver(stage, action), action.micro_batch, begin + slots});
+              {action.kind, action.micro_batch, begin + slots});
         }
         progress = true;
       }

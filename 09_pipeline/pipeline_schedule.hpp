@@ -26,10 +26,6 @@ struct PipelineAction {
   enum class Kind : std::uint8_t {
     kForward,   ///< receives activations, sends activations
     kBackward,  ///< receives the gradient of what forward has sent, sends that of its input
-    /// Last stage, if the output head is the embedding of the first stage: receives the gradient of
-    /// the embedding's output, and adds to the shared weight's gradient first the head's part and
-    /// then the embedding's.
-    kTiedGradient,
   };
   static constexpr int kNone = -1;
 
@@ -40,7 +36,7 @@ struct PipelineAction {
 
   bool operator==(const PipelineAction&) const = default;
 };
-/// "F0", "B0", "T0".
+/// "F0", "B0".
 std::string text(const PipelineAction& action);
 
 /// The actions of one stage, in order.
@@ -48,18 +44,11 @@ using StageActions = std::vector<PipelineAction>;
 
 /// The actions of stage `stage` of `stages` in a step of `micro_batches`. Every stage runs forward
 /// of micro-batches 0, 1, … in this order, and backward as well, so that gradients are added in the
-/// same order as without a pipeline. `tied`: the model's output head is its embedding.
-///
-/// With `tied`, the shared weight's gradient is ((head 0 + embedding 0) + head 1) + …, as without a
-/// pipeline. The embedding's part of micro-batch m is known only when its backward has passed all
-/// stages. So the last stage keeps the factors of the head's part, and adds both parts after
-/// backward of micro-batch m + stages - 1, when the embedding's part has arrived, or after its last
-/// backward. Throws zero::Error for numbers below 1 or a stage that does not exist.
-StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches,
-                           bool tied);
+/// same order as without a pipeline. Throws zero::Error for numbers below 1 or a stage that does
+/// not exist.
+StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches);
 /// The same for all stages.
-std::vector<StageActions> all_actions(PipelineSchedule schedule, int stages, int micro_batches,
-                                      bool tied);
+std::vector<StageActions> all_actions(PipelineSchedule schedule, int stages, int micro_batches);
 
 /// An action and when it runs, in slots: [begin, end).
 struct TimedAction {
@@ -69,7 +58,7 @@ struct TimedAction {
 };
 
 /// Runs the actions of all stages on a clock: each begins when its stage is free and its message
-/// has been sent. Messages and tied gradients take no time. Throws zero::Error that names the
+/// has been sent. Messages take no time. Throws zero::Error that names the
 /// actions if stages wait for each other, or if a stage receives the messages of another stage in
 /// another order than they were sent in, or not all.
 std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& stages,

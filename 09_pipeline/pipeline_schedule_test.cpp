@@ -16,17 +16,15 @@ using ::testing::HasSubstr;
 
 using enum PipelineSchedule;
 
-// Calls `check(schedule, stages, micro_batches, tied)` for small and odd numbers.
+// Calls `check(schedule, stages, micro_batches)` for small and odd numbers.
 template <typename Check>
 void for_all(const Check& check) {
   for (const PipelineSchedule schedule : {kGPipe, kOneForwardOneBackward}) {
     for (const int stages : {1, 2, 3, 4, 7}) {
       for (const int micro_batches : {1, 2, 3, 4, 5, 8, 13}) {
-        for (const bool tied : {false, true}) {
-          SCOPED_TRACE(std::string(name(schedule)) + ", " + std::to_string(stages) + " stages, " +
-                       std::to_string(micro_batches) + " micro-batches" + (tied ? ", tied" : ""));
-          check(schedule, stages, micro_batches, tied);
-        }
+        SCOPED_TRACE(std::string(name(schedule)) + ", " + std::to_string(stages) + " stages, " +
+                     std::to_string(micro_batches) + " micro-batches");
+        check(schedule, stages, micro_batches);
       }
     }
   }
@@ -47,31 +45,28 @@ std::string words(const StageActions& actions) {
 }
 
 TEST(PipelineSchedule, EveryStageRunsEachMicroBatchOnceForwardAndOnceBackwardInOrder) {
-  for_all([](PipelineSchedule schedule, int stages, int micro_batches, bool tied) {
+  for_all([](PipelineSchedule schedule, int stages, int micro_batches) {
     std::vector<int> expected;
     for (int m = 0; m < micro_batches; ++m) expected.push_back(m);
-    const auto all = all_actions(schedule, stages, micro_batches, tied);
+    const auto all = all_actions(schedule, stages, micro_batches);
     ASSERT_EQ(static_cast<int>(all.size()), stages);
     for (int s = 0; s < stages; ++s) {
       const StageActions& actions = all[static_cast<std::size_t>(s)];
       EXPECT_EQ(micro_batches_of(actions, Kind::kForward), expected);
       EXPECT_EQ(micro_batches_of(actions, Kind::kBackward), expected);
-      const bool adds = tied && stages > 1 && s == stages - 1;
-      EXPECT_EQ(micro_batches_of(actions, Kind::kTiedGradient),
-                adds ? expected : std::vector<int>());
     }
   });
 }
 
 TEST(PipelineSchedule, EndsOnAClockWithEveryMessageReceivedInTheOrderOfItsSending) {
-  for_all([](PipelineSchedule schedule, int stages, int micro_batches, bool tied) {
-    EXPECT_NO_THROW(in_time(all_actions(schedule, stages, micro_batches, tied)));
+  for_all([](PipelineSchedule schedule, int stages, int micro_batches) {
+    EXPECT_NO_THROW(in_time(all_actions(schedule, stages, micro_batches)));
   });
 }
 
 TEST(PipelineSchedule, AnActionBeginsAfterTheOneWhoseResultItNeeds) {
-  for_all([](PipelineSchedule schedule, int stages, int micro_batches, bool tied) {
-    const auto timed = in_time(all_actions(schedule, stages, micro_batches, tied), 1, 2);
+  for_all([](PipelineSchedule schedule, int stages, int micro_batches) {
+    const auto timed = in_time(all_actions(schedule, stages, micro_batches), 1, 2);
     const auto find = [&](int stage, Kind kind, int m) {
       const auto& of_stage = timed[static_cast<std::size_t>(stage)];
       return *std::find_if(of_stage.begin(), of_stage.end(), [&](const TimedAction& a) {
@@ -87,17 +82,15 @@ TEST(PipelineSchedule, AnActionBeginsAfterTheOneWhoseResultItNeeds) {
         EXPECT_GE(find(s + 1, Kind::kForward, m).begin, forward.end);
         EXPECT_GE(backward.begin, find(s + 1, Kind::kBackward, m).end);
       }
-      if (!tied || stages == 1) continue;
-      EXPECT_GE(find(stages - 1, Kind::kTiedGradient, m).begin, find(0, Kind::kBackward, m).end);
     }
   });
 }
 
-TEST(PipelineSchedule, TheBubbleIsThatOfTheFormulaAlsoWithATiedWeight) {
-  for_all([](PipelineSchedule schedule, int stages, int micro_batches, bool tied) {
+TEST(PipelineSchedule, TheBubbleIsThatOfTheFormula) {
+  for_all([](PipelineSchedule schedule, int stages, int micro_batches) {
     const double formula =
         static_cast<double>(stages - 1) / static_cast<double>(micro_batches + stages - 1);
-    const auto actions = all_actions(schedule, stages, micro_batches, tied);
+    const auto actions = all_actions(schedule, stages, micro_batches);
     EXPECT_DOUBLE_EQ(bubble_fraction(in_time(actions)), formula);
     EXPECT_DOUBLE_EQ(bubble_fraction(in_time(actions, 1, 2)), formula) << "backward takes twice";
     EXPECT_DOUBLE_EQ(bubble_fraction(in_time(actions, 1, 3)), formula) << "with recomputation";
@@ -105,66 +98,45 @@ TEST(PipelineSchedule, TheBubbleIsThatOfTheFormulaAlsoWithATiedWeight) {
 }
 
 TEST(PipelineSchedule, OneForwardOneBackwardHoldsTheMicroBatchesOfItsPlaceGPipeAll) {
-  for_all([](PipelineSchedule schedule, int stages, int micro_batches, bool tied) {
+  for_all([](PipelineSchedule schedule, int stages, int micro_batches) {
     for (int s = 0; s < stages; ++s) {
-      EXPECT_EQ(most_in_flight(stage_actions(schedule, s, stages, micro_batches, tied)),
+      EXPECT_EQ(most_in_flight(stage_actions(schedule, s, stages, micro_batches)),
                 schedule == kGPipe ? micro_batches : std::min(stages - s, micro_batches));
     }
   });
 }
 
-TEST(PipelineSchedule, TheLastStageKeepsTheHeadsOfAsManyMicroBatchesAsThereAreStages) {
-  for_all([](PipelineSchedule schedule, int stages, int micro_batches, bool tied) {
-    int now = 0;
-    int most = 0;
-    for (const PipelineAction& a :
-         stage_actions(schedule, stages - 1, stages, micro_batches, tied)) {
-      if (a.kind == Kind::kBackward) most = std::max(most, ++now);
-      if (a.kind == Kind::kTiedGradient) --now;
-    }
-    if (tied && stages > 1) {
-      EXPECT_EQ(most, std::min(stages, micro_batches));
-    }
-  });
-}
-
 TEST(PipelineSchedule, IsThePublishedOne) {
-  EXPECT_EQ(words(stage_actions(kGPipe, 1, 3, 3, false)), "F0 F1 F2 B0 B1 B2");
-  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 0, 3, 4, false)),
-            "F0 F1 F2 B0 F3 B1 B2 B3");
-  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 1, 3, 4, false)),
-            "F0 F1 B0 F2 B1 F3 B2 B3");
-  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 2, 3, 4, false)),
-            "F0 B0 F1 B1 F2 B2 F3 B3");
-  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 1, 2, 3, true)),
-            "F0 B0 F1 B1 T0 F2 B2 T1 T2");
-  EXPECT_EQ(text(in_time(all_actions(kOneForwardOneBackward, 2, 3, false))),
+  EXPECT_EQ(words(stage_actions(kGPipe, 1, 3, 3)), "F0 F1 F2 B0 B1 B2");
+  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 0, 3, 4)), "F0 F1 F2 B0 F3 B1 B2 B3");
+  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 1, 3, 4)), "F0 F1 B0 F2 B1 F3 B2 B3");
+  EXPECT_EQ(words(stage_actions(kOneForwardOneBackward, 2, 3, 4)), "F0 B0 F1 B1 F2 B2 F3 B3");
+  EXPECT_EQ(text(in_time(all_actions(kOneForwardOneBackward, 2, 3))),
             "slot       0   1   2   3   4   5   6   7\n"
             "stage 0   F0  F1   .  B0  F2  B1   .  B2\n"
             "stage 1    .  F0  B0  F1  B1  F2  B2   .\n");
 }
 
 TEST(PipelineSchedule, AScheduleThatCannotRunIsRefused) {
-  auto waits = all_actions(kOneForwardOneBackward, 2, 2, false);
+  auto waits = all_actions(kOneForwardOneBackward, 2, 2);
   std::swap(waits[0][0], waits[0].back());  // backward before forward
   EXPECT_THAT(error_of([&] { in_time(waits); }),
               HasSubstr("wait for each other; stage 0 in B1 for stage 1; stage 1 in F0"));
 
-  auto skips = all_actions(kOneForwardOneBackward, 2, 2, false);
+  auto skips = all_actions(kOneForwardOneBackward, 2, 2);
   std::erase_if(skips[1], [](const PipelineAction& a) {
     return a.kind == Kind::kForward && a.micro_batch == 0;
   });
   EXPECT_THAT(error_of([&] { in_time(skips); }),
               HasSubstr("stage 1 receives for F1 from stage 0, whose next message is for F0"));
 
-  auto deaf = all_actions(kOneForwardOneBackward, 2, 2, false);
+  auto deaf = all_actions(kOneForwardOneBackward, 2, 2);
   deaf[0].pop_back();
   EXPECT_THAT(error_of([&] { in_time(deaf); }),
               HasSubstr("stage 0 never receives what stage 1 sends for B1"));
 
-  EXPECT_THAT(error_of([] { stage_actions(kGPipe, 2, 2, 1, false); }), HasSubstr("stage 2 of 2"));
-  EXPECT_THAT(error_of([] { stage_actions(kGPipe, 0, 1, 0, false); }),
-              HasSubstr("0 micro-batches"));
+  EXPECT_THAT(error_of([] { stage_actions(kGPipe, 2, 2, 1); }), HasSubstr("stage 2 of 2"));
+  EXPECT_THAT(error_of([] { stage_actions(kGPipe, 0, 1, 0); }), HasSubstr("0 micro-batches"));
 }
 
 }  // namespace

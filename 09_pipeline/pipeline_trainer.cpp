@@ -39,14 +39,14 @@ class PipelineTrainer::Run {
     pass = c10::make_intrusive<StagePass>();
     wait_for(sends_, 1);
     if (action.receive_from != PipelineAction::kNone) {
-      pass->input = receive(action);
+      pass->input = receive(batch, action.receive_from);
       pass->input.set_requires_grad(c10::GradMode::is_enabled());
     }
     stage_.set_pass(pass);
     at::Tensor loss = strategy_.forward(batch);
     if (stage_.is_last()) losses_[at(action)] = loss.detach();
     if (action.send_to != PipelineAction::kNone) {
-      sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action));
+      sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action.send_to));
     }
     if (c10::GradMode::is_enabled()) {
       graphs_[at(action)] = std::move(loss);
@@ -55,39 +55,32 @@ class PipelineTrainer::Run {
     }
   }
 
-  // `is_last`: this is the last action of the step, so it reduces gradients.
+  // `is_last`: this is the last action of the step, so gradients are reduced.
   void backward(const PipelineAction& action, double all_terms, bool is_last) {
     auto& pass = passes_[at(action)];
     wait_for(sends_, 1);
-    if (action.receive_from != PipelineAction::kNone) pass->output_gradient = receive(action);
+    if (action.receive_from != PipelineAction::kNone) {
+      pass->output_gradient = receive(batches_[at(action)], action.receive_from);
+    }
     at::Tensor loss = std::exchange(graphs_[at(action)], at::Tensor());
     // The other stages receive gradients that are weighted already.
     if (stage_.is_last()) {
       const auto terms = static_cast<double>(batches_[at(action)].loss_terms);
       loss = step_.weighted(loss, terms, all_terms);
     }
-    step_.backward(std::move(loss), is_last);
-    if (action.send_to == PipelineAction::kNone) {
-      if (!keeps_head()) pass.reset();
-      return;
-    }
-    at::Tensor gradient = pass->input.grad().contiguous();
+    step_.backward(std::move(loss), is_last && !keeps_head());
+    const bool embeds = stage_.is_first() && stage_.is_tied();
+    const int to = embeds ? stage_.stages() - 1 : action.send_to;
+    at::Tensor gradient;
+    if (to != PipelineAction::kNone) gradient = pass->input.grad().contiguous();
+    pass->input = at::Tensor();
     if (!keeps_head()) pass.reset();  // before the waits below, so that its memory is free
-    // Stage 0 sends the gradient of the embedding's output to the last stage, which receives it
-    // late. So up to stages() earlier ones may stay in flight.
-    auto& sends = stage_.is_first() ? tied_sends_ : sends_;
-    if (stage_.is_first()) wait_for(sends, static_cast<std::size_t>(stage_.stages()));
-    if (pass != nullptr) pass->input = at::Tensor();
-    sends.push_back(send(std::move(gradient), action));
-  }
-
-  // The last stage, after backward: both parts of the gradient of the weight that it shares.
-  void add_tied_gradient(const PipelineAction& action, bool is_last) {
-    auto pass = std::exchange(passes_[at(action)], {});
-    pass->output_gradient = receive(action);
-    pass->adds_tied_gradient = true;
-    stage_.set_pass(pass);
-    step_.backward(strategy_.forward(batches_[at(action)]), is_last);
+    // The last stage receives the gradient of the embedding's output late. So up to stages()
+    // earlier ones may stay in flight.
+    if (embeds) wait_for(tied_sends_, static_cast<std::size_t>(stage_.stages()));
+    if (gradient.defined())
+      (embeds ? tied_sends_ : sends_).push_back(send(std::move(gradient), to));
+    if (keeps_head()) add_tied_gradients(action, is_last);
   }
 
   /// Blocks until everything that this stage has sent has been received. Returns the losses of the
@@ -109,15 +102,29 @@ class PipelineTrainer::Run {
   // Whether a pass is kept after backward: it has the head's factors for the tied gradient.
   bool keeps_head() const { return stage_.is_tied() && stage_.is_last(); }
 
-  at::Tensor receive(const PipelineAction& action) const {
+  // The last stage, after the backward `done`: both parts of the gradient of the weight that
+  // it shares, in the order of the whole model, ((head 0 + embedding 0) + head 1) + … The
+  // embedding's part comes when backward has passed all stages, so as many micro-batches later.
+  void add_tied_gradients(const PipelineAction& done, bool is_last) {
+    const std::size_t wait = is_last ? 0 : static_cast<std::size_t>(stage_.stages() - 1);
+    for (; tied_ + wait <= at(done); ++tied_) {
+      auto pass = std::exchange(passes_[tied_], {});
+      pass->output_gradient = receive(batches_[tied_], 0);
+      pass->adds_tied_gradient = true;
+      stage_.set_pass(pass);
+      step_.backward(strategy_.forward(batches_[tied_]), is_last && tied_ == at(done));
+    }
+  }
+
+  at::Tensor receive(const data::Batch& batch, int from) const {
     const memory::Charge charge(memory::Category::kActivations);
-    at::Tensor tensor = stage_.empty_activations(batches_[at(action)]);
-    pipeline_.recv(tensor, action.receive_from, Purpose::kActivation).wait();
+    at::Tensor tensor = stage_.empty_activations(batch);
+    pipeline_.recv(tensor, from, Purpose::kActivation).wait();
     return tensor;
   }
 
-  dist::Work send(at::Tensor tensor, const PipelineAction& action) const {
-    return pipeline_.send(std::move(tensor), action.send_to, Purpose::kActivation);
+  dist::Work send(at::Tensor tensor, int to) const {
+    return pipeline_.send(std::move(tensor), to, Purpose::kActivation);
   }
 
   // Waits for the oldest sends until at most `left` are in flight. A send holds its tensor, so one
@@ -135,7 +142,8 @@ class PipelineTrainer::Run {
   std::vector<at::Tensor> graphs_;                     // what their forward returned
   std::vector<at::Tensor> losses_;                     // of one element
   Sends sends_;                                        // to neighbours
-  Sends tied_sends_;  // from stage 0 to the last, if the embedding is the head
+  Sends tied_sends_;      // from stage 0 to the last, if the embedding is the head
+  std::size_t tied_ = 0;  // the next micro-batch of add_tied_gradients()
 };
 
 PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
@@ -178,8 +186,7 @@ void PipelineTrainer::verify_strategy() {
 std::vector<double> PipelineTrainer::run_micro_batches(
     const std::vector<data::Batch>& micro_batches, double all_terms, const EndOfPhase& end_of) {
   const auto count = static_cast<int>(micro_batches.size());
-  const StageActions actions =
-      stage_actions(schedule_, stage_.stage(), stage_.stages(), count, stage_.is_tied());
+  const StageActions actions = stage_actions(schedule_, stage_.stage(), stage_.stages(), count);
   Run run(*this, micro_batches);
   for (const PipelineAction& action : actions) {
     const bool is_last = &action == &actions.back();
@@ -190,11 +197,7 @@ std::vector<double> PipelineTrainer::run_micro_batches(
       continue;
     }
     RECORD_USER_SCOPE("backward");
-    if (action.kind == Kind::kBackward) {
-      run.backward(action, all_terms, is_last);
-    } else {
-      run.add_tied_gradient(action, is_last);
-    }
+    run.backward(action, all_terms, is_last);
     end_of(&train::PhaseSeconds::backward);
   }
   return strategy().averaged_gradients().read(run.finish());
@@ -216,10 +219,9 @@ void PipelineTrainer::sync_parameters() {
 
 std::vector<double> PipelineTrainer::run_forward(const std::vector<data::Batch>& batches) {
   Run run(*this, batches);
-  // Forward only: no tied gradients.
   for (const PipelineAction& action :
        stage_actions(PipelineSchedule::kGPipe, stage_.stage(), stage_.stages(),
-                     static_cast<int>(batches.size()), /*tied=*/false)) {
+                     static_cast<int>(batches.size()))) {
     if (action.kind == Kind::kForward) run.forward(action);
   }
   return strategy().averaged_gradients().read(run.finish(), /*with_norms=*/false);

@@ -13,7 +13,7 @@ class Picture(Paper):
 
 
 def stage_actions(gpipe, stage, stages, micro_batches):
-    """As stage_actions() without a tied weight: pairs of F or B and the micro-batch."""
+    """As stage_actions(): pairs of F or B and the micro-batch."""
     first = min(micro_batches if gpipe else stages - 1 - stage, micro_batches)
     actions = [("F", m) for m in range(first)]
     for m in range(micro_batches):

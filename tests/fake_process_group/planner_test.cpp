@@ -331,7 +331,7 @@ TEST(PlannedPipeline, HasTheBubbleOfTheSchedulesAndAsManyMicroBatchesInFlight) {
         request.mesh.micro_batches = m;
         request.mesh.gpipe = schedule == PipelineSchedule::kGPipe;
         const plan::StagePlan planned = plan::plan_stage(request, Stage::kDdp, {1, 1, 1, stages});
-        const auto actions = all_actions(schedule, stages, m, /*tied=*/false);
+        const auto actions = all_actions(schedule, stages, m);
         EXPECT_DOUBLE_EQ(planned.bubble(), bubble_fraction(in_time(actions)));
         ASSERT_EQ(planned.fullest, 0);
         const std::int64_t tokens = 3 * stages * request.sequence / m;  // of a micro-batch

@@ -38,19 +38,6 @@ at::Tensor accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix)
   return destination.to_autograd;
 }
 
-// The gradient of a weight is left right, both matrices: adds it, or overwrites if fresh.
-at::Tensor accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
-                              const at::Tensor& right) {
-  if (is_frozen(parameter)) return {};
-  GradientDestination destination = gradient_destination(parameter);
-  if (destination.fresh) {
-    at::mm_out(destination.tensor, left, right);
-  } else {
-    destination.tensor.addmm_(left, right);
-  }
-  return destination.to_autograd;
-}
-
 struct LinearFunction : Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
@@ -64,7 +51,7 @@ struct LinearFunction : Function<LinearFunction> {
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const at::Tensor gradient = rows(gradients[0]);
     at::Tensor to_x, to_weight, to_bias;
-    if (context->needs_input_grad(1)) to_weight = accumulate_product(weight, gradient.t(), rows(x));
+    if (context->needs_input_grad(1)) to_weight = accumulate_linear(weight, gradient, rows(x));
     if (bias.defined() && context->needs_input_grad(2)) to_bias = accumulate_sum(bias, gradient);
     if (context->needs_input_grad(0)) to_x = gradient.mm(weight).view(x.sizes());
     return {to_x, to_weight, to_bias};
@@ -162,6 +149,18 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (at::autocast::is_autocast_enabled(x.device().type())) return at::linear(x, weight, bias);
   // An undefined tensor cannot be an argument of a Function, an empty optional can.
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+}
+
+at::Tensor accumulate_linear(const at::Tensor& weight, const at::Tensor& gradient,
+                             const at::Tensor& x) {
+  if (is_frozen(weight)) return {};
+  GradientDestination destination = gradient_destination(weight);
+  if (destination.fresh) {
+    at::mm_out(destination.tensor, gradient.t(), x);
+  } else {
+    destination.tensor.addmm_(gradient.t(), x);
+  }
+  return destination.to_autograd;
 }
 
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {

@@ -18,6 +18,11 @@ namespace zero::nn {
 /// y = x weight^T + bias. `x` [..., in], `weight` [out, in], `bias` [out] or undefined; returns
 /// [..., out]. Saves x and weight.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+/// What its backward does for the weight: adds transpose(gradient) x, of matrices [rows, out] and
+/// [rows, in], to the gradient destination of `weight`, and returns
+/// GradientDestination::to_autograd. For a backward function of your own.
+at::Tensor accumulate_linear(const at::Tensor& weight, const at::Tensor& gradient,
+                             const at::Tensor& x);
 
 /// The rows of `weight` [vocabulary, hidden] named by `ids` (int64, any shape [...]); returns [...,
 /// hidden]. Throws c10::IndexError for an id outside the vocabulary. Backward adds rows one after

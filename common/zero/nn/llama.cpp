@@ -124,14 +124,12 @@ at::Tensor Llama::loss(const data::Batch& batch) {
   check_same_batch(batch);
   check_inputs(batch);
   check_targets(batch);
-  return run(
-      [&] {
-        const at::Tensor all = logits(batch);
-        return consuming_cross_entropy(all.view({-1, all.size(-1)}), batch.targets.reshape(-1),
-                                       batch.loss_terms,
-                                       config_.classes > 0 ? nullptr : tensor_.axis);
-      },
-      {});
+  return run([&] { return loss_of(logits(batch), batch); }, {});
+}
+
+at::Tensor Llama::loss_of(const at::Tensor& logits, const data::Batch& batch) const {
+  return consuming_cross_entropy(logits.view({-1, logits.size(-1)}), batch.targets.reshape(-1),
+                                 batch.loss_terms, config_.classes > 0 ? nullptr : tensor_.axis);
 }
 
 void Llama::check_targets(const data::Batch& batch) const {
@@ -149,13 +147,12 @@ void Llama::check_targets(const data::Batch& batch) const {
 at::Tensor Llama::predict(const data::Batch& batch) {
   check_same_batch(batch);
   check_inputs(batch);
-  return run(
-      [&] {
-        const at::Tensor own = logits(batch);
-        if (tensor_.axis == nullptr || config_.classes > 0) return own;
-        return gather_over_axis(own, /*dim=*/-1, *tensor_.axis, Uncut::kSame);
-      },
-      {});
+  return run([&] { return whole_logits(logits(batch)); }, {});
+}
+
+at::Tensor Llama::whole_logits(const at::Tensor& logits) const {
+  if (tensor_.axis == nullptr || config_.classes > 0) return logits;
+  return gather_over_axis(logits, /*dim=*/-1, *tensor_.axis, Uncut::kSame);
 }
 
 void Llama::checkpoint_activations(bool on, const CheckpointOptions& options) {
@@ -205,29 +202,35 @@ void Llama::check_inputs(const data::Batch& batch) const {
   }
 }
 
-at::Tensor Llama::hidden_states(const at::Tensor& ids) {
+at::Tensor Llama::embed(const at::Tensor& ids) { return embedding_->forward(ids); }
+
+at::Tensor Llama::run_layers(at::Tensor x, const at::Tensor& ids, std::int64_t begin,
+                             std::int64_t end) {
   // Computed for every forward: a kept table would be resident beside the model states.
   const RotaryTable positions =
       rotary_table(ids.size(1), config_.head_size, config_.rope_theta, config_.dtype, ids.device());
-  at::Tensor x = embedding_->forward(ids);  // the residual stream
-  for (const auto& layer : layers_) x = layer->forward(x, positions);
+  for (std::int64_t i = begin; i < end; ++i) x = layers_[i]->forward(x, positions);
   return x;
 }
 
-at::Tensor Llama::logits(const data::Batch& batch) {
-  at::Tensor x = hidden_states(batch.inputs);
-  if (config_.classes > 0) {
-    // The norm works row by row, so only the rows that the head reads need it.
-    x = tensor_.whole(x);
-    const std::int64_t samples = x.size(0);
-    const at::TensorOptions ids = batch.inputs.options();
-    const at::Tensor last =
-        batch.lengths.defined() ? batch.lengths - 1 : at::full({samples}, x.size(1) - 1, ids);
-    x = x.index({at::arange(samples, ids), last});  // [B, hidden]
-  }
-  x = norm_->forward(x);
-  if (config_.classes == 0) x = tensor_.enter(x);
+at::Tensor Llama::before_head(at::Tensor x, const data::Batch& batch) {
+  if (config_.classes == 0) return tensor_.enter(norm_->forward(x));
+  // The norm works row by row, so only the rows that the head reads need it.
+  x = tensor_.whole(x);
+  const std::int64_t samples = x.size(0);
+  const at::TensorOptions ids = batch.inputs.options();
+  const at::Tensor last =
+      batch.lengths.defined() ? batch.lengths - 1 : at::full({samples}, x.size(1) - 1, ids);
+  return norm_->forward(x.index({at::arange(samples, ids), last}));  // [B, hidden]
+}
+
+at::Tensor Llama::head(const at::Tensor& x) {
   return head_ != nullptr ? head_->forward(x) : embedding_->as_head(x);
+}
+
+at::Tensor Llama::logits(const data::Batch& batch) {
+  const at::Tensor& ids = batch.inputs;
+  return head(before_head(run_layers(embed(ids), ids, 0, config_.layers), batch));
 }
 
 }  // namespace zero::nn

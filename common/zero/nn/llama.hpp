@@ -113,6 +113,21 @@ class Llama : public Model {
   /// under sequence parallelism, where each rank has a part of them already.
   void checkpoint_activations(bool on, const CheckpointOptions& options = {});
 
+  /// The parts of loss() and predict(), in their order; a stage of a pipeline runs some of them.
+  /// They call no hooks of the root: the run() of the caller is around them.
+  ///
+  /// The residual stream: [B, S, hidden], or [B, S / n, hidden] under sequence parallelism.
+  at::Tensor embed(const at::Tensor& ids);
+  /// Through the decoder layers [begin, end). `ids` are those of embed().
+  at::Tensor run_layers(at::Tensor x, const at::Tensor& ids, std::int64_t begin, std::int64_t end);
+  /// What the head reads, normalised; of a classifier the last tokens alone.
+  at::Tensor before_head(at::Tensor x, const data::Batch& batch);
+  /// The logits of this tensor rank.
+  at::Tensor head(const at::Tensor& x);
+  at::Tensor loss_of(const at::Tensor& logits, const data::Batch& batch) const;
+  /// The logits of all tensor ranks.
+  at::Tensor whole_logits(const at::Tensor& logits) const;
+
   /// What loss() checks before it begins.
   void check_inputs(const data::Batch& batch) const;
   void check_targets(const data::Batch& batch) const;
@@ -122,7 +137,6 @@ class Llama : public Model {
 
  private:
   void check_same_batch(const data::Batch& batch) const;
-  at::Tensor hidden_states(const at::Tensor& ids);
   at::Tensor logits(const data::Batch& batch);
 
   LlamaConfig config_;
