@@ -33,8 +33,8 @@ it back after every step, or not, depending on which small block happens to lie 
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
 of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
 touches: it is forked from a process that has them. Both sides put large blocks on huge pages
-(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself; with --no-huge-pages neither does. The pairs
-deepspeed1 and deepspeed3 need the package deepspeed, which compiles a part of itself on first use.
+(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself. The pairs deepspeed1 and deepspeed3 need the
+package deepspeed, which compiles a part of itself on first use.
 """
 
 import argparse
@@ -75,12 +75,17 @@ LEARNING_RATE = 5e-5
 SEED = 42
 STATES = ("parameter", "gradient", "optimizer")
 LOSS_TOLERANCE = 1e-4  # relative
+SEQUENCE, BATCH = 128, 1  # tokens of a sample, samples a rank and step
+REMOVED = {"--ours": "a pair has one mode; ./run ladder --modes compares ours with each other",
+           "--seq-len": f"samples have {SEQUENCE} tokens", "--batch": "a rank has one sample a step",
+           "--no-memory": "the peak of PyTorch's allocator is always asked for, by one short run",
+           "--no-huge-pages": "large blocks are on huge pages on both sides"}
 TIME_LIMIT_S = 3600
 
 # PyTorch is imported once, which takes longer than to train a small model, and its ranks are forked
 # from there: nothing may use a tensor before, so what does is forked too.
 FORK = multiprocessing.get_context("fork")
-ENVIRONMENT = dict(os.environ)  # of our side: as the caller has it, and huge pages or not
+ENVIRONMENT = dict(os.environ)  # of our side: as the caller has it, and huge pages
 
 
 # glibc's, as its environment and as mallopt() name them: blocks of up to 32 MiB, the most that it allows, come from
@@ -135,14 +140,14 @@ def make_batches(ids, options, path):
     import torch
     from safetensors.torch import save_file
 
-    length = options.seq_len
+    length = SEQUENCE
     order = list(range((len(ids) - 1) // length))
     prepare.shuffle(order, SEED)
-    shape = (options.steps, options.nproc, options.batch, length)
-    needed = options.steps * options.nproc * options.batch
+    shape = (options.steps, options.nproc, BATCH, length)
+    needed = options.steps * options.nproc * BATCH
     if needed > len(order):
         raise Failure(f"{needed} samples of {length} tokens are needed, the text has "
-                      f"{len(order)}: take fewer --steps or shorter sequences")
+                      f"{len(order)}: take fewer --steps")
     stream = torch.tensor(ids.tolist())
     inputs = torch.stack([stream[i * length:(i + 1) * length] for i in order[:needed]])
     targets = torch.stack([stream[i * length + 1:(i + 1) * length + 1] for i in order[:needed]])
@@ -160,9 +165,9 @@ def threads(options):
 def run_ours(pair, options, work, keep, compute):
     """One run of the ladder program with one mode."""
     report = work / "ours.json"
-    command = [options.ladder, "--modes", options.ours[pair], "--weights", work / "weights",
+    command = [options.ladder, "--modes", OURS[pair], "--weights", work / "weights",
                "--data", work / "text.tokens", "--nproc", options.nproc, "--steps", options.steps,
-               "--seq-len", options.seq_len, "--batch", options.batch, "--lr", LEARNING_RATE,
+               "--seq-len", SEQUENCE, "--batch", BATCH, "--lr", LEARNING_RATE,
                "--seed", options.seed_of_ours, "--json", report, "--alone-mode", OURS["ddp"]]
     if not compute:
         command.append("--no-compute-alone")
@@ -173,7 +178,7 @@ def run_ours(pair, options, work, keep, compute):
         code = subprocess.run([str(part) for part in command], stdout=out,
                               stderr=subprocess.STDOUT, check=False, env=ENVIRONMENT).returncode
     if code != 0:
-        raise Failure(f"{options.ours[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
+        raise Failure(f"{OURS[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
     document = json.loads(report.read_text())
     mode = document["modes"][0]
     result = {"step_s": mode["step_seconds_max"], "forward_s": mode["forward_seconds"],
@@ -306,7 +311,7 @@ def spread(values):
 def run_round(pair, options, work, keep):
     """One run of either side, and the share of the processors that others took."""
     others = Others()
-    print(f"  {options.ours[pair]}", end="", flush=True)
+    print(f"  {OURS[pair]}", end="", flush=True)
     ours = run_ours(pair, options, work, keep, compute=True)
     print(f" {ours['step_s']:.2f} s, {THEIRS[pair]}", end="", flush=True)
     theirs = run_torch(pair, options, work, keep)
@@ -332,7 +337,7 @@ def compare(pair, options, work):
                             work / "torch.safetensors")
     shutil.rmtree(work / "ours")
     (work / "torch.safetensors").unlink()
-    peak = run_torch(pair, options, work, keep=False, memory=True) if options.memory else None
+    peak = run_torch(pair, options, work, keep=False, memory=True)
     ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours, theirs)]
 
     def median(runs, key):
@@ -341,7 +346,7 @@ def compare(pair, options, work):
     def step_spread(runs):
         return spread([run["step_s"] for run in runs])
 
-    tokens = options.nproc * options.batch * options.seq_len
+    tokens = options.nproc * BATCH * SEQUENCE
     phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
               for side, runs in (("ours", ours), ("torch", theirs))
               for phase in ("forward", "backward", "optimizer")}
@@ -351,7 +356,7 @@ def compare(pair, options, work):
         **phases, **states, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
         "torch_rest_mib": median(theirs, "rest_mib"),
         "torch_sent_bytes_per_rank": median(theirs, "sent_bytes"),
-        "pair": pair, "ours": options.ours[pair], "torch": THEIRS[pair], "model": options.model,
+        "pair": pair, "ours": OURS[pair], "torch": THEIRS[pair], "model": options.model,
         "world_size": options.nproc, "ours_step_s": median(ours, "step_s"),
         "torch_step_s": median(theirs, "step_s"), "ratio": statistics.median(ratios),
         "ratios": ratios, "ratio_spread": spread(ratios),
@@ -390,7 +395,7 @@ def print_table(rows, parameters):
                 name, *(f"{row[f'{side}_{phase}_s']:.2f} s"
                         for phase in ("forward", "backward", "optimizer")), exposed,
                 f"{row[f'{side}_tokens_per_s']:.0f}", f"{row[f'{side}_rest_mib']:.0f}",
-                "-" if row[f"{side}_peak_mib"] is None else f"{row[f'{side}_peak_mib']:.0f}",
+                f"{row[f'{side}_peak_mib']:.0f}",
                 f"{row[f'{side}_sent_bytes_per_rank'] / 2**20:.0f}"])
     print_lines(lines)
     print()
@@ -439,24 +444,13 @@ def parse_arguments():
     parser.add_argument("--rounds", type=positive, default=3, help="of both sides in turn (3)")
     parser.add_argument("--others", type=float, default=3, metavar="PERCENT",
                         help="of the processors that other programs may take in a round (3)")
-    parser.add_argument("--seq-len", type=positive, default=128, help="tokens of a sample (128)")
-    parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
-    parser.add_argument("--ours", default="", help="our mode of a pair, for example zero3=zero3")
     parser.add_argument("--json", type=prepare.name, default="out/peers.json", help="where the figures go")
-    parser.add_argument("--no-memory", dest="memory", action="store_false",
-                        help="leave out the runs that find the peak of PyTorch's allocator")
-    parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false",
-                        help="no large blocks on huge pages, on either side")
     parser.add_argument("--seed-of-ours", type=int, default=SEED, help=argparse.SUPPRESS)
     parser.add_argument("--ladder", default="build/release/bin/ladder", help=argparse.SUPPRESS)
+    for word in sys.argv[1:]:
+        if (name := word.partition("=")[0]) in REMOVED:
+            parser.error(f"{name} was removed: {REMOVED[name]}")
     options = parser.parse_args()
-    ours = dict(OURS)
-    for item in filter(None, options.ours.split(",")):
-        pair, _, mode = item.partition("=")
-        if pair not in OURS or not mode:
-            parser.error(f"--ours: '{item}' is not PAIR=MODE with a pair of {', '.join(OURS)}")
-        ours[pair] = mode
-    options.ours = ours
     if not Path(options.ladder).is_file():
         parser.error(f"{options.ladder} is not there: ./run build ladder builds it")
     return options
@@ -470,12 +464,11 @@ def compare_all(options, work):
                work / "batches.safetensors")
     rows = []
     for pair in options.pairs:
-        print(f"{pair}: {options.ours[pair]} beside {THEIRS[pair]}", flush=True)
+        print(f"{pair}: {OURS[pair]} beside {THEIRS[pair]}", flush=True)
         rows.append(compare(pair, options, work))
     return {"rows": rows, "parameters": parameters, "steps": options.steps,
-            "rounds": options.rounds, "sequence_length": options.seq_len,
-            "batch_size": options.batch, "threads": threads(options),
-            "huge_pages": options.huge_pages,
+            "rounds": options.rounds, "sequence_length": SEQUENCE,
+            "batch_size": BATCH, "threads": threads(options),
             "command": ["./run", "peers", *sys.argv[1:]]}
 
 
@@ -492,8 +485,7 @@ def import_torch_with(options):
     """PyTorch reads these when it is loaded; our side has the same pages, and the same malloc."""
     global torch_rank
     os.environ["OMP_NUM_THREADS"] = str(threads(options))
-    pages = "1" if options.huge_pages else "0"
-    os.environ["THP_MEM_ALLOC_ENABLE"] = ENVIRONMENT["THP_MEM_ALLOC_ENABLE"] = pages
+    os.environ["THP_MEM_ALLOC_ENABLE"] = ENVIRONMENT["THP_MEM_ALLOC_ENABLE"] = "1"
     keep_the_heap()
     import torch_rank
 
@@ -508,7 +500,7 @@ def main():
     except Failure as failure:
         sys.exit(f"peers: {failure}")
     print(f"\nMedians of {options.rounds} round{'' if options.rounds == 1 else 's'}; large blocks "
-          f"{'' if options.huge_pages else 'not '}on huge pages, on both sides\n")
+          "on huge pages, on both sides\n")
     print_table(document["rows"], document["parameters"])
     temporary = Path(options.json + ".tmp")
     temporary.write_text(json.dumps(document, indent=2) + "\n")

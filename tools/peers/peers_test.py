@@ -71,17 +71,13 @@ def options_of(*arguments):
 
 
 class HugePages(unittest.TestCase):
-    def expect_on_both_sides(self, value, *arguments):
+    def test_are_on_on_both_sides(self):
         variable = "THP_MEM_ALLOC_ENABLE"
         with (mock.patch.dict(os.environ, {variable: "as the caller has it"}), mock.patch.dict(peers.ENVIRONMENT),
               mock.patch.object(peers, "keep_the_heap"),
               mock.patch.dict(sys.modules, torch_rank=types.ModuleType("torch_rank"))):
-            peers.import_torch_with(options_of(*arguments))
-            self.assertEqual([os.environ[variable], peers.ENVIRONMENT[variable]], [value, value])
-
-    def test_are_on_unless_they_are_refused(self):
-        self.expect_on_both_sides("1")
-        self.expect_on_both_sides("0", "--no-huge-pages")
+            peers.import_torch_with(options_of())
+            self.assertEqual([os.environ[variable], peers.ENVIRONMENT[variable]], ["1", "1"])
 
 
 def spin(ticks):
@@ -154,7 +150,8 @@ class Arguments(unittest.TestCase):
                                    (("--rounds", "two"), "argument --rounds: invalid positive value: 'two'"),
                                    (("--steps", "-1"), "argument --steps: -1 is less than 1"),
                                    (("--huge-pages",), "unrecognized arguments: --huge-pages"),
-                                   (("--ours", "zero4=zero3"), "--ours: 'zero4=zero3' is not PAIR=MODE")):
+                                   (("--ours=zero3=zero3",), "--ours was removed: a pair has one mode"),
+                                   (("--seq-len", "32"), "--seq-len was removed: samples have 128 tokens")):
             said = io.StringIO()
             with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(said):
                 options_of(*arguments)
@@ -190,10 +187,10 @@ class Rounds(unittest.TestCase):
             (work / "ours").mkdir()
             (work / "torch.safetensors").touch()
             with (mock.patch.object(peers, "run_ours", side_effect=map(run_of, ours)),
-                  mock.patch.object(peers, "run_torch", side_effect=map(run_of, theirs)),
+                  mock.patch.object(peers, "run_torch", side_effect=[*map(run_of, theirs), 1.0]),
                   mock.patch.object(peers.Others, "share", return_value=0.0),
                   mock.patch.object(peers, "in_a_child", return_value=0.0)):
-                return peers.compare("ddp", options_of("--no-memory", "--rounds", str(len(ours))), work)
+                return peers.compare("ddp", options_of("--rounds", str(len(ours))), work)
 
     def test_are_summed_up_by_medians_and_spreads(self):
         row = self.compare(ours=[4.0, 1.0, 3.0], theirs=[4.0, 4.0, 6.0])
