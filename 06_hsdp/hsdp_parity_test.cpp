@@ -88,8 +88,7 @@ class WholeNumbers : public nn::Model {
     small_ = add_parameter("small", {}, nn::Initializer::constant(1.0));
   }
   at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return unit_->forward(batch.inputs) + small_ * batch.inputs.view(-1)[3]; },
-               {});
+    return run([&] { return unit_->forward(batch.inputs) + small_ * batch.inputs.view(-1)[3]; });
   }
   at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
 
@@ -97,7 +96,7 @@ class WholeNumbers : public nn::Model {
   struct Inner : nn::Unit {
     Inner() { weight = add_parameter("weight", {kElements}, nn::Initializer::normal(0.5)); }
     at::Tensor forward(const at::Tensor& x) {
-      return run([&] { return (weight * x).sum(); }, {});
+      return run([&] { return (weight * x).sum(); });
     }
     at::Tensor weight;
   };

@@ -125,25 +125,21 @@ at::Tensor LlamaStage::empty_activations(const data::Batch& batch) const {
 }
 
 at::Tensor LlamaStage::loss(const data::Batch& batch) {
-  return run(
-      [&] {
-        if (pass_->adds_tied_gradient) {
-          pass_->embedding = embedding_;
-          return TiedGradient::apply(shared_weight_, batch.inputs, pass_);
-        }
-        const at::Tensor x = run_layers(batch);
-        return is_last() ? whole_.loss_of(logits(x, batch), batch) : hand_on(x);
-      },
-      {});
+  return run([&] {
+    if (pass_->adds_tied_gradient) {
+      pass_->embedding = embedding_;
+      return TiedGradient::apply(shared_weight_, batch.inputs, pass_);
+    }
+    const at::Tensor x = run_layers(batch);
+    return is_last() ? whole_.loss_of(logits(x, batch), batch) : hand_on(x);
+  });
 }
 
 at::Tensor LlamaStage::predict(const data::Batch& batch) {
-  return run(
-      [&] {
-        const at::Tensor x = run_layers(batch);
-        return is_last() ? whole_.whole_logits(logits(x, batch)) : hand_on(x);
-      },
-      {});
+  return run([&] {
+    const at::Tensor x = run_layers(batch);
+    return is_last() ? whole_.whole_logits(logits(x, batch)) : hand_on(x);
+  });
 }
 
 at::Tensor LlamaStage::run_layers(const data::Batch& batch) {

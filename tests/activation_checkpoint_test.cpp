@@ -111,12 +111,10 @@ class Around : public nn::Model {
     unused_ = add_parameter("unused", {5}, nn::Initializer::constant(1.0));
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          const at::Tensor x = part(batch.inputs);
-          return part(x).sum(1, /*keepdim=*/true);
-        },
-        {});
+    return run([&] {
+      const at::Tensor x = part(batch.inputs);
+      return part(x).sum(1, /*keepdim=*/true);
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return at::mse_loss(predict(batch), batch.targets);
@@ -127,7 +125,7 @@ class Around : public nn::Model {
    public:
     Inner() { weight_ = add_parameter("weight", {5, 5}, nn::Initializer::normal(0.6)); }
     at::Tensor forward(const at::Tensor& x) {
-      return run([&] { return nn::linear(x, weight_).tanh(); }, {x});
+      return run([&] { return nn::linear(x, weight_).tanh(); });
     }
 
    private:

@@ -13,7 +13,7 @@ namespace nn = zero::nn;
 struct Block : nn::Unit {  // what is gathered at a time
   Block() : linear(register_module("linear", std::make_shared<nn::Linear>(64, 64, kSmall))) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x + linear->forward(x).tanh(); }, {x});
+    return run([&] { return x + linear->forward(x).tanh(); });
   }
   inline static const nn::Initializer kSmall = nn::Initializer::normal(0.1);
   std::shared_ptr<nn::Linear> linear;
@@ -26,10 +26,10 @@ struct Net : nn::Model {
     }
   }
   at::Tensor loss(const zero::data::Batch& batch) override {
-    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); }, {});
+    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); });
   }
   at::Tensor predict(const zero::data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); }, {});
+    return run([&] { return outputs(batch.inputs); });
   }
   at::Tensor outputs(at::Tensor x) {
     for (const auto& block : blocks) x = block->forward(x);

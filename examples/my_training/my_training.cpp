@@ -20,7 +20,7 @@ class Block : public nn::Unit {
                                                    nn::Initializer::constant(0.0)))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x + linear_->forward(x).tanh(); }, {x});
+    return run([&] { return x + linear_->forward(x).tanh(); });
   }
 
  private:
@@ -40,10 +40,10 @@ class Regressor : public nn::Model {
   }
 
   at::Tensor loss(const zero::data::Batch& batch) override {
-    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); }, {});
+    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); });
   }
   at::Tensor predict(const zero::data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); }, {});
+    return run([&] { return outputs(batch.inputs); });
   }
 
  private:

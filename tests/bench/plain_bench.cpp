@@ -58,7 +58,7 @@ struct UnitBlock : nn::Unit {
   explicit UnitBlock(std::int64_t width)
       : block(register_module("block", std::make_shared<Block>(width))) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return block->forward(x); }, {x});
+    return run([&] { return block->forward(x); });
   }
   std::shared_ptr<Block> block;
 };
@@ -91,7 +91,7 @@ struct PlainGpt : Gpt<torch::nn::Module, Block> {
 struct UnitGpt : Gpt<nn::Model, UnitBlock> {
   using Gpt::Gpt;
   at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return loss_of(batch.inputs); }, {});
+    return run([&] { return loss_of(batch.inputs); });
   }
   at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
 };

@@ -19,12 +19,10 @@ struct TwoTypes : nn::Model {
       : first(register_parameter("first", random({5, 7}, 1, false, one))),
         second(register_parameter("second", random({7, 3}, 2, false, two))) {}
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          const at::Tensor inner = batch.inputs.to(first.scalar_type()).matmul(first);
-          return inner.to(second.scalar_type()).matmul(second);
-        },
-        {});
+    return run([&] {
+      const at::Tensor inner = batch.inputs.to(first.scalar_type()).matmul(first);
+      return inner.to(second.scalar_type()).matmul(second);
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return predict(batch).to(at::kDouble).square().mean();

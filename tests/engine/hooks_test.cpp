@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <functional>
@@ -52,7 +53,7 @@ class LayersUnit : public nn::Unit {
     const nn::CheckpointBody body = [this](const std::vector<at::Tensor>& in) {
       return norm_->forward(linear_->forward(linear_->forward(in[0]).tanh()) + in[0]);
     };
-    return run([&] { return checkpoints_ ? nn::checkpoint(body, {x}) : body({x}); }, {x});
+    return run([&] { return checkpoints_ ? nn::checkpoint(body, {x}) : body({x}); });
   }
 
  private:
@@ -73,13 +74,11 @@ class TiedNet : public nn::Model {
     }
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          at::Tensor x = embedding_->forward(batch.inputs);
-          for (const auto& unit : units_) x = unit->forward(x);
-          return embedding_->as_head(x).view({-1, kWords});
-        },
-        {});
+    return run([&] {
+      at::Tensor x = embedding_->forward(batch.inputs);
+      for (const auto& unit : units_) x = unit->forward(x);
+      return embedding_->as_head(x).view({-1, kWords});
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return nn::consuming_cross_entropy(predict(batch), batch.targets.view(-1), 20);
@@ -394,7 +393,7 @@ class TanhUnit : public nn::Unit {
   explicit TanhUnit(at::ScalarType dtype)
       : weight_(add_parameter("weight", {kWidth, kWidth}, nn::Initializer::normal(0.4), dtype)) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x.matmul(weight_).tanh(); }, {x});
+    return run([&] { return x.matmul(weight_).tanh(); });
   }
 
  private:
@@ -408,7 +407,7 @@ class UnitAround : public nn::Unit {
       : inner_(register_module("inner", std::make_shared<TanhUnit>(dtype))),
         gain_(add_parameter("gain", {kWidth}, nn::Initializer::normal(1), dtype)) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return inner_->forward(x * gain_); }, {x});
+    return run([&] { return inner_->forward(x * gain_); });
   }
 
  private:
@@ -419,36 +418,37 @@ class UnitAround : public nn::Unit {
 // A loss with a penalty on its gradient, and activations that a program looks at.
 class PenaltyNet : public nn::Model {
  public:
+  enum class Penalty { kNone, kOfInput, kBetweenUnits };
   using Look = std::function<void(std::vector<at::Tensor>& activations)>;
-  PenaltyNet(at::ScalarType dtype, bool of_input, Look look)
-      : of_input_(of_input), look_(std::move(look)) {
+  explicit PenaltyNet(
+      at::ScalarType dtype = at::kFloat, Penalty of = Penalty::kNone, Look look = [](auto&) {})
+      : penalty(of), look_(std::move(look)) {
     first_ = register_module("first", std::make_shared<UnitAround>(dtype));
     second_ = register_module("second", std::make_shared<TanhUnit>(dtype));
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return second_->forward(first_->forward(batch.inputs)); }, {});
+    return run([&] { return second_->forward(first_->forward(batch.inputs)); });
   }
   at::Tensor loss(const data::Batch& batch) override {
-    return run(
-        [&] {
-          std::vector<at::Tensor> x = {batch.inputs.requires_grad_()};
-          x.push_back(first_->forward(x[0]));
-          x.push_back(second_->forward(x[1]));
-          look_(x);
-          const at::Tensor loss = x[2].sin().mean();
-          const at::Tensor penalty =
-              autograd::grad({loss}, {x[of_input_ ? 0 : 1]}, {}, true, /*create_graph=*/true)[0];
-          return loss + 3 * penalty.square().sum();
-        },
-        {});
+    return run([&] {
+      std::vector<at::Tensor> x = {batch.inputs.requires_grad_()};
+      x.push_back(first_->forward(x[0]));
+      x.push_back(second_->forward(x[1]));
+      look_(x);
+      const at::Tensor loss = x[2].sin().mean();
+      if (penalty == Penalty::kNone) return loss;
+      const auto slopes = autograd::grad({loss}, {x[penalty == Penalty::kOfInput ? 0 : 1]}, {},
+                                         true, /*create_graph=*/true);
+      return loss + 3 * slopes[0].square().sum();
+    });
   }
   static data::Batch batch(int rank, int number, at::ScalarType dtype) {
     const auto seed = static_cast<std::uint64_t>(100 * rank + number);
     return {.inputs = random({4, kWidth}, seed, /*gradient=*/false, dtype)};
   }
+  Penalty penalty;
 
  private:
-  bool of_input_;
   Look look_;
   std::shared_ptr<UnitAround> first_;
   std::shared_ptr<TanhUnit> second_;
@@ -472,17 +472,20 @@ std::vector<std::pair<std::string, PenaltyNet::Look>> looks() {
 
 TEST_P(GradientHooks, OfActivationsOfUnitsHaveTheBitsWithoutAnEngineAlsoUnderAPenalty) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    using enum PenaltyNet::Penalty;
     for (const auto& [name, look] : looks()) {
-      for (const bool of_input : {true, false}) {
+      for (const auto penalty : {kNone, kOfInput, kBetweenUnits}) {
         for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-          SCOPED_TRACE(fmt::format("{}, of_input {}, {}", name, of_input, c10::toString(dtype)));
-          PenaltyNet plain(dtype, of_input, look);
+          SCOPED_TRACE(fmt::format("{}, penalty {}, {}", name, static_cast<int>(penalty),
+                                   c10::toString(dtype)));
+          PenaltyNet plain(dtype, penalty, look);
           const auto expected =
               plain_weights(plain, communicator.size(), 1, [&](int rank, int number) {
                 return plain.loss(PenaltyNet::batch(rank, number, dtype));
               });
           for (const int stage : {0, 1, 2, 3}) {
-            const auto net = make_deferred<PenaltyNet>(dtype, of_input, look);
+            if (penalty != kNone && stage == 3) continue;  // refused
+            const auto net = make_deferred<PenaltyNet>(dtype, penalty, look);
             const auto weights = engine_weights(
                 *net, communicator, {.overlap = {.stage = stage}},
                 [&](int n) { return PenaltyNet::batch(communicator.rank(), n, dtype); });
@@ -494,17 +497,71 @@ TEST_P(GradientHooks, OfActivationsOfUnitsHaveTheBitsWithoutAnEngineAlsoUnderAPe
   });
 }
 
+struct PlainPair : torch::nn::Module {
+  PlainPair() {
+    for (const char* name : {"first", "second"}) {
+      layers.push_back(register_module(name, torch::nn::Linear(kWidth, kWidth)));
+    }
+  }
+  at::Tensor loss(const at::Tensor& x, bool penalised) {
+    const at::Tensor y = layers[1](layers[0](x).tanh()).tanh();
+    if (!penalised) return y.square().mean();
+    return autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true)[0].square().mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+// Where parameters are sharded: on all ranks, and before anything is reduced. The step is given up.
+TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto weights_of = [&](const EngineConfig& config, bool is_plain, bool tries) {
+      at::manual_seed(3);
+      PlainPair pair;
+      const auto units = make_deferred<PenaltyNet>();
+      nn::SeededValues values(3);
+      const auto engine = is_plain ? std::make_unique<Engine>(pair, communicator, optim::adamw(),
+                                                              config, nn::default_units(1))
+                                   : std::make_unique<Engine>(*units, communicator, optim::adamw(),
+                                                              config, &values);
+      const auto loss = [&](int number, bool penalised) {
+        const data::Batch batch = PenaltyNet::batch(communicator.rank(), number, at::kFloat);
+        units->penalty = penalised ? PenaltyNet::Penalty::kOfInput : PenaltyNet::Penalty::kNone;
+        if (!is_plain) return engine->forward(batch);
+        return engine->forward([&] { return pair.loss(batch.inputs.requires_grad_(), penalised); });
+      };
+      for (const int number : {0, 1, 2}) {
+        if (tries) {
+          const dist::Traffic before = communicator.traffic();
+          expect_error([&] { engine->backward(loss(number, /*penalised=*/true)); },
+                       {"create_graph runs through unit 'second'", "needs stages 0 to 2"});
+          EXPECT_EQ(communicator.traffic().since(before).bytes(dist::Purpose::kGradient), 0);
+          engine->give_up_step();
+        }
+        engine->backward(loss(number, /*penalised=*/false));
+        EXPECT_TRUE(engine->step());
+      }
+      return whole_weights(engine->strategy());
+    };
+    for (const EngineConfig& config : std::vector<EngineConfig>{
+             {}, {.overlap = {.lookahead = 0}}, {.more = R"({"shard_size": 1})"}}) {
+      for (const bool is_plain : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, plain: {}", mode_options(config), is_plain));
+        EXPECT_TRUE(
+            same_bits(weights_of(config, is_plain, true), weights_of(config, is_plain, false)));
+      }
+    }
+  });
+}
+
 // Has a loss of its own, computed after its output.
 class UnitWithLoss : public nn::Unit {
  public:
   at::Tensor forward(const at::Tensor& x) {
-    return run(
-        [&] {
-          const at::Tensor y = x.matmul(weight_).tanh();
-          own_loss = x.matmul(other_).square().sum();
-          return y;
-        },
-        {x});
+    return run([&] {
+      const at::Tensor y = x.matmul(weight_).tanh();
+      own_loss = x.matmul(other_).square().sum();
+      return y;
+    });
   }
   at::Tensor own_loss;
 
@@ -516,10 +573,10 @@ class UnitWithLoss : public nn::Unit {
 class NetWithLosses : public nn::Model {
  public:
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return b_->forward(a_->forward(batch.inputs)); }, {});
+    return run([&] { return b_->forward(a_->forward(batch.inputs)); });
   }
   at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return predict(batch).square().sum() + a_->own_loss + b_->own_loss; }, {});
+    return run([&] { return predict(batch).square().sum() + a_->own_loss + b_->own_loss; });
   }
 
  private:

@@ -41,12 +41,10 @@ at::Tensor drawn_values(at::IntArrayRef sizes, std::uint64_t seed,
 struct OddNet : nn::Model {
   OddNet() : weight(register_parameter("weight", drawn_values({kOddWidth, kOddWidth}, 3))) {}
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          const at::Tensor y = batch.inputs.matmul(weight);
-          return then ? then(y) : y;
-        },
-        {});
+    return run([&] {
+      const at::Tensor y = batch.inputs.matmul(weight);
+      return then ? then(y) : y;
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();

@@ -44,7 +44,7 @@ struct Net : nn::Model {
     register_buffer("buffer", at::full({2}, 7.0));
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return mlp->predict(batch) * scale->weight + twice; }, {});
+    return run([&] { return mlp->predict(batch) * scale->weight + twice; });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();

@@ -46,13 +46,10 @@ struct WritingBlock : nn::Unit {
   WritingBlock(std::uint64_t seed, at::ScalarType dtype)
       : layer(register_module("layer", std::make_shared<WritingLayer>(seed, dtype))) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run(
-        [&] {
-          if (in_forward) in_forward();
-          return x +
-                 (x.matmul(layer->weight) - x.matmul(layer->teacher) * 0.1 + layer->bias).tanh();
-        },
-        {x});
+    return run([&] {
+      if (in_forward) in_forward();
+      return x + (x.matmul(layer->weight) - x.matmul(layer->teacher) * 0.1 + layer->bias).tanh();
+    });
   }
   std::shared_ptr<WritingLayer> layer;
   std::function<void()> in_forward;
@@ -69,13 +66,11 @@ struct WritingNet : nn::Model {
     }
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          at::Tensor x = batch.inputs.to(head.scalar_type());
-          for (const auto& block : blocks) x = block->forward(x);
-          return x * head * scale;
-        },
-        {});
+    return run([&] {
+      at::Tensor x = batch.inputs.to(head.scalar_type());
+      for (const auto& block : blocks) x = block->forward(x);
+      return x * head * scale;
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch).to(at::kFloat) - batch.targets).square().mean();

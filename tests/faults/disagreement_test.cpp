@@ -137,7 +137,7 @@ TEST(Disagreement, AboutTheOrderOfEqualUnits) {
   struct Two : nn::Model {
     struct Layer : TestUnit {
       at::Tensor apply_to(const at::Tensor& x, const at::Tensor& weight) {
-        return run([&] { return x.matmul(weight).tanh(); }, {x});
+        return run([&] { return x.matmul(weight).tanh(); });
       }
     };
     Two() {
@@ -148,13 +148,11 @@ TEST(Disagreement, AboutTheOrderOfEqualUnits) {
     }
     at::Tensor loss(const data::Batch& batch) override { return predict(batch).square().mean(); }
     at::Tensor predict(const data::Batch& batch) override {
-      return run(
-          [&] {
-            at::Tensor x = batch.inputs;
-            for (const std::size_t u : {first, 1 - first}) x = units[u]->apply_to(x, weights[u]);
-            return x;
-          },
-          {});
+      return run([&] {
+        at::Tensor x = batch.inputs;
+        for (const std::size_t u : {first, 1 - first}) x = units[u]->apply_to(x, weights[u]);
+        return x;
+      });
     }
     std::vector<std::shared_ptr<Layer>> units;
     std::vector<at::Tensor> weights;

@@ -55,7 +55,7 @@ class FuzzModel::Part : public nn::Unit {
     return add_parameter(name, sizes, Initializer::normal(deviation), dtype.value_or(dtype_));
   }
   Function as_unit(const Function& body) {
-    return [this, body](const at::Tensor& x) { return run([&] { return body(x); }, {x}); };
+    return [this, body](const at::Tensor& x) { return run([&] { return body(x); }); };
   }
   using nn::Unit::run;
   using nn::Unit::run_many;
@@ -220,17 +220,15 @@ FuzzModel::Function FuzzModel::make_odd_part(char letter, Part& unit) {
   }
   if (letter == 'k') {
     return [=, this, &unit](const at::Tensor& x) {
-      return unit.run([&] { return x + (x * first_).matmul(weight).tanh() + shift; }, {x, first_});
+      return unit.run([&] { return x + (x * first_).matmul(weight).tanh() + shift; });
     };
   }
   if (letter == 'b') {
     return [=, &unit](const at::Tensor& x) {
-      const std::vector<at::Tensor> both = unit.run_many(
-          [&] {
-            const at::Tensor one = x.tanh() * weight.select(0, 0);
-            return std::vector<at::Tensor>{one, shifted(one.matmul(weight))};
-          },
-          {x});
+      const std::vector<at::Tensor> both = unit.run_many([&] {
+        const at::Tensor one = x.tanh() * weight.select(0, 0);
+        return std::vector<at::Tensor>{one, shifted(one.matmul(weight))};
+      });
       return both[0] + both[1];
     };
   }
@@ -256,25 +254,23 @@ at::Tensor FuzzModel::outputs(const data::Batch& batch) {
 }
 
 at::Tensor FuzzModel::predict(const data::Batch& batch) {
-  return run([&] { return outputs(batch); }, {batch.inputs});
+  return run([&] { return outputs(batch); });
 }
 
 at::Tensor FuzzModel::loss(const data::Batch& batch) {
-  return run(
-      [&] {
-        data::Batch own = batch;
-        if (penalised_) own.inputs = batch.inputs.detach().requires_grad_();
-        const at::ScalarType wide = dtype_ == at::kDouble ? at::kDouble : at::kFloat;
-        const at::Tensor y = outputs(own).to(wide);
-        at::Tensor sum = (y - batch.targets.to(wide)).square().sum();
-        if (penalised_) {
-          const auto slopes = torch::autograd::grad({y.sum()}, {own.inputs}, {},
-                                                    /*retain_graph=*/true, /*create_graph=*/true);
-          sum = sum + 0.1 * slopes[0].to(wide).square().sum();
-        }
-        return sum / static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1));
-      },
-      {batch.inputs});
+  return run([&] {
+    data::Batch own = batch;
+    if (penalised_) own.inputs = batch.inputs.detach().requires_grad_();
+    const at::ScalarType wide = dtype_ == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor y = outputs(own).to(wide);
+    at::Tensor sum = (y - batch.targets.to(wide)).square().sum();
+    if (penalised_) {
+      const auto slopes = torch::autograd::grad({y.sum()}, {own.inputs}, {},
+                                                /*retain_graph=*/true, /*create_graph=*/true);
+      sum = sum + 0.1 * slopes[0].to(wide).square().sum();
+    }
+    return sum / static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1));
+  });
 }
 
 }  // namespace zero::testing

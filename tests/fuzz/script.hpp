@@ -63,7 +63,7 @@ std::unique_ptr<Side> mode_side(const Program& program, const std::string& mode,
 ///   e  an evaluation                  u  a forward whose loss nobody needs
 ///   x  a forward that throws, y  a backward that throws: the step is given up
 ///   g  a micro-batch of adversarial inputs, by autograd::grad()
-///   q  a loss with a gradient penalty of its own (second order)
+///   q  a loss with a gradient penalty of its own (second order: not at stage 3, which refuses it)
 ///   Q  the same, of the loss that forward() returned
 ///   w  reads all weights              l  halves the learning rate
 ///   n  gives the model back and begins with a new optimizer

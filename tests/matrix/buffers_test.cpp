@@ -24,12 +24,10 @@ struct Buffered : nn::Model {
     seen = register_buffer("seen", at::full({}, rank, at::kLong));
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          seen.add_(batch.inputs.size(0));
-          return nn::linear(batch.inputs + offset, weight);
-        },
-        {});
+    return run([&] {
+      seen.add_(batch.inputs.size(0));
+      return nn::linear(batch.inputs + offset, weight);
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();
@@ -44,8 +42,7 @@ struct TwoDtypes : nn::Model {
     large = add_parameter("large", {1, kWidth}, nn::Initializer::normal(0.5), at::kDouble);
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return nn::linear(nn::linear(batch.inputs, small).to(at::kDouble), large); },
-               {});
+    return run([&] { return nn::linear(nn::linear(batch.inputs, small).to(at::kDouble), large); });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();

@@ -38,12 +38,10 @@ struct PlainBlock : nn::Unit {
   explicit PlainBlock(std::uint64_t seed)
       : linear(register_module("linear", std::make_shared<PlainLinear>(seed))) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run(
-        [&] {
-          const at::Tensor y = x + x.matmul(linear->weight).tanh();
-          return empty.defined() ? y + empty.sum() : y;
-        },
-        {x});
+    return run([&] {
+      const at::Tensor y = x + x.matmul(linear->weight).tanh();
+      return empty.defined() ? y + empty.sum() : y;
+    });
   }
   std::shared_ptr<PlainLinear> linear;
   at::Tensor empty;
@@ -53,7 +51,7 @@ struct PlainBlock : nn::Unit {
 struct EmptyBlock : nn::Unit {
   EmptyBlock() : empty(register_parameter("empty", at::empty({0, 3}))) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x + empty.sum(); }, {x});
+    return run([&] { return x + empty.sum(); });
   }
   at::Tensor empty;
 };
@@ -72,13 +70,11 @@ struct PlainModel : nn::Model {
     frozen = register_parameter("frozen", at::empty({0}), /*requires_grad=*/false);
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run(
-        [&] {
-          at::Tensor x = batch.inputs;
-          for (const auto& block : blocks) x = block->forward(x);
-          return empty_block ? empty_block->forward(x) : x;
-        },
-        {});
+    return run([&] {
+      at::Tensor x = batch.inputs;
+      for (const auto& block : blocks) x = block->forward(x);
+      return empty_block ? empty_block->forward(x) : x;
+    });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();

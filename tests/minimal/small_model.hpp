@@ -135,7 +135,7 @@ class SmallLayer : public nn::Unit {
         weight_(add_parameter("weight", kSmallShapes[layer], nn::Initializer::constant(0.0))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return SmallLayerFunction::apply(x, weight_, layer_, parts_, block_); }, {x});
+    return run([&] { return SmallLayerFunction::apply(x, weight_, layer_, parts_, block_); });
   }
 
  private:
@@ -154,10 +154,10 @@ class SmallModel : public nn::Model {
   }
 
   at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return SmallLossFunction::apply(outputs(batch.inputs), batch.targets); }, {});
+    return run([&] { return SmallLossFunction::apply(outputs(batch.inputs), batch.targets); });
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); }, {});
+    return run([&] { return outputs(batch.inputs); });
   }
 
  private:

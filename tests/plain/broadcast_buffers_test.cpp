@@ -37,7 +37,7 @@ struct Net : torch::nn::Module {
 struct UnitNet : nn::Model {
   UnitNet() : net(register_module("net", std::make_shared<Net>())) {}
   at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return net->loss_of(batch.inputs); }, {});
+    return run([&] { return net->loss_of(batch.inputs); });
   }
   at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
   std::shared_ptr<Net> net;

@@ -37,7 +37,7 @@ struct UnitBlocks : nn::Model {
   struct Block : nn::Unit {
     Block() : linear(register_module("linear", torch::nn::Linear(8, 8))) {}
     at::Tensor forward(const at::Tensor& x) {
-      return run([&] { return linear->forward(x).tanh(); }, {x});
+      return run([&] { return linear->forward(x).tanh(); });
     }
     torch::nn::Linear linear;
   };
@@ -49,12 +49,10 @@ struct UnitBlocks : nn::Model {
   at::Tensor loss(const data::Batch& batch) override { return predict(batch).square().mean(); }
   at::Tensor predict(const data::Batch& batch) override { return predict(batch.inputs, order); }
   at::Tensor predict(at::Tensor x, const Order& in_order) {
-    return run(
-        [&] {
-          for (const std::size_t b : in_order) x = blocks[b]->forward(x);
-          return x;
-        },
-        {});
+    return run([&] {
+      for (const std::size_t b : in_order) x = blocks[b]->forward(x);
+      return x;
+    });
   }
   std::vector<std::shared_ptr<Block>> blocks;
   Order order;  // of loss()

@@ -304,7 +304,7 @@ class ScaleUnit : public nn::Unit {
     bias_ = add_parameter("bias", {kWidth}, nn::Initializer::uniform(0.5));
   }
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return Scale::apply(x, weight_, bias_).tanh(); }, {x});
+    return run([&] { return Scale::apply(x, weight_, bias_).tanh(); });
   }
 
  private:
@@ -321,10 +321,10 @@ class ScaleModel : public nn::Model {
     }
   }
   at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return outputs(batch).square().mean(); }, {});
+    return run([&] { return outputs(batch).square().mean(); });
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return outputs(batch); }, {});
+    return run([&] { return outputs(batch); });
   }
   ScaleUnit& first_unit() { return *units_.front(); }
 

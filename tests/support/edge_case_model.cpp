@@ -18,12 +18,10 @@ struct EdgeCaseModel::Inner : nn::Unit {
     shift = add_parameter("shift", {kWidth}, Initializer::normal(0.2));
   }
   at::Tensor forward(const at::Tensor& x, bool with_shift) {
-    return run(
-        [&] {
-          const at::Tensor y = nn::linear(x, weight, bias).tanh();
-          return with_shift ? y + shift : y;
-        },
-        {x});
+    return run([&] {
+      const at::Tensor y = nn::linear(x, weight, bias).tanh();
+      return with_shift ? y + shift : y;
+    });
   }
   at::Tensor weight, bias, shift;
 };
@@ -34,7 +32,7 @@ struct EdgeCaseModel::Frozen : nn::Unit {
     weight.requires_grad_(false);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x + nn::linear(x, weight); }, {x});
+    return run([&] { return x + nn::linear(x, weight); });
   }
   at::Tensor weight;
 };
@@ -51,14 +49,12 @@ struct EdgeCaseModel::Layers : nn::Unit {
   }
   // [n, 7] and ids [n] to [n, 9].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
-    return run(
-        [&] {
-          at::Tensor y = twice->forward(x);
-          y = y + table->forward(ids);
-          y = frozen->forward(norm->forward(y)).tanh();
-          return table->as_head(twice->forward(y));
-        },
-        {x});
+    return run([&] {
+      at::Tensor y = twice->forward(x);
+      y = y + table->forward(ids);
+      y = frozen->forward(norm->forward(y)).tanh();
+      return table->as_head(twice->forward(y));
+    });
   }
   std::shared_ptr<nn::Embedding> table;
   std::shared_ptr<nn::Linear> twice, frozen;
@@ -80,21 +76,19 @@ EdgeCaseModel::EdgeCaseModel() {
 }
 
 at::Tensor EdgeCaseModel::predict(const data::Batch& batch) {
-  return run(
-      [&] {
-        const bool positive = batch.targets.view(-1)[0].item<double>() > 0;
-        at::Tensor x = nn::linear(batch.inputs, tied_) * scale_;
-        x = twice_->forward(x, positive);
-        x = frozen_->forward(x);
-        x = twice_->forward(x, !positive);
-        if (positive) x = x + sometimes_;
-        const at::Tensor ids = (batch.inputs.select(1, 0) * 3).abs().clamp(0, kWidth + 1);
-        x = x + layers_->forward(x, ids.to(at::kLong)).narrow(1, 0, kWidth);
-        x = last_->forward(x, positive);
-        const at::Tensor back = x.matmul(tied_);  // [n, 5], ordinary autograd
-        return (back.narrow(1, 0, 3) * few_).sum(1, /*keepdim=*/true);
-      },
-      {});
+  return run([&] {
+    const bool positive = batch.targets.view(-1)[0].item<double>() > 0;
+    at::Tensor x = nn::linear(batch.inputs, tied_) * scale_;
+    x = twice_->forward(x, positive);
+    x = frozen_->forward(x);
+    x = twice_->forward(x, !positive);
+    if (positive) x = x + sometimes_;
+    const at::Tensor ids = (batch.inputs.select(1, 0) * 3).abs().clamp(0, kWidth + 1);
+    x = x + layers_->forward(x, ids.to(at::kLong)).narrow(1, 0, kWidth);
+    x = last_->forward(x, positive);
+    const at::Tensor back = x.matmul(tied_);  // [n, 5], ordinary autograd
+    return (back.narrow(1, 0, 3) * few_).sum(1, /*keepdim=*/true);
+  });
 }
 
 at::Tensor EdgeCaseModel::loss(const data::Batch& batch) {

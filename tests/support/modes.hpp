@@ -21,6 +21,12 @@ inline std::vector<std::string> all_modes() {
   return registry.exact_modes();
 }
 
+/// Whether `mode` shards parameters: a second backward is an error there.
+inline bool is_stage_3(const std::string& mode) {
+  return mode.find("zero3") != std::string::npos || mode.starts_with("engine3") ||
+         mode.starts_with("hsdp3") || mode.starts_with("hpz");
+}
+
 /// The strategy of `mode`. Called by all ranks.
 inline std::unique_ptr<train::Strategy> make_strategy(const std::string& mode,
                                                       const train::StrategyArguments& arguments) {

@@ -46,7 +46,7 @@ class RandomModel::Block : public nn::Unit {
   }
   // The usual forward: one output, and the input is all that comes from other units.
   void set_body(const std::function<at::Tensor(const at::Tensor&)>& body) {
-    forward = [this, body](const at::Tensor& x) { return run([&] { return body(x); }, {x}); };
+    forward = [this, body](const at::Tensor& x) { return run([&] { return body(x); }); };
   }
   using nn::Unit::run;
   using nn::Unit::run_many;
@@ -128,8 +128,7 @@ std::shared_ptr<RandomModel::Block> RandomModel::make_part(char letter) {
   } else if (letter == 'k') {
     const at::Tensor weight = block->add_weight(0.4);
     block->forward = [this, weight, self = block.get()](const at::Tensor& x) {
-      return self->run([&] { return nn::linear(x * after_first_, weight).tanh(); },
-                       {x, after_first_});
+      return self->run([&] { return nn::linear(x * after_first_, weight).tanh(); });
     };
   }
   return block;
@@ -147,12 +146,10 @@ std::shared_ptr<RandomModel::Block> RandomModel::make_part_of_some_batches(char 
   const auto shifted = [this, shift](const at::Tensor& y) { return uses_shifts_ ? y + shift : y; };
   if (letter == 'b') {
     block->forward = [=, self = block.get()](const at::Tensor& x) {
-      const std::vector<at::Tensor> both = self->run_many(
-          [&] {
-            const at::Tensor first = x.tanh() * weight.select(0, 0);
-            return std::vector<at::Tensor>{first, shifted(nn::linear(first, weight))};
-          },
-          {x});
+      const std::vector<at::Tensor> both = self->run_many([&] {
+        const at::Tensor first = x.tanh() * weight.select(0, 0);
+        return std::vector<at::Tensor>{first, shifted(nn::linear(first, weight))};
+      });
       return both[0] + both[1];
     };
   } else if (letter == 'h') {
@@ -167,19 +164,17 @@ std::shared_ptr<RandomModel::Block> RandomModel::make_part_of_some_batches(char 
 }
 
 at::Tensor RandomModel::predict(const data::Batch& batch) {
-  return run(
-      [&] {
-        at::Tensor x = nn::linear(batch.inputs, first_);
-        after_first_ = x;
-        uses_shifts_ = batch.targets.numel() > 0 && batch.targets.view(-1)[0].item<double>() > 0;
-        if (in_forward_) in_forward_();
-        for (std::size_t p = 0; p < std::min(used_parts_, parts_.size()); ++p) {
-          x = parts_[p]->forward(x);
-        }
-        after_first_.reset();
-        return x.matmul(last_).sum(1, /*keepdim=*/true);
-      },
-      {});
+  return run([&] {
+    at::Tensor x = nn::linear(batch.inputs, first_);
+    after_first_ = x;
+    uses_shifts_ = batch.targets.numel() > 0 && batch.targets.view(-1)[0].item<double>() > 0;
+    if (in_forward_) in_forward_();
+    for (std::size_t p = 0; p < std::min(used_parts_, parts_.size()); ++p) {
+      x = parts_[p]->forward(x);
+    }
+    after_first_.reset();
+    return x.matmul(last_).sum(1, /*keepdim=*/true);
+  });
 }
 
 at::Tensor RandomModel::loss(const data::Batch& batch) {

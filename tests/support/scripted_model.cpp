@@ -36,7 +36,7 @@ at::Tensor ScriptedBlock::forward_without_run(const at::Tensor& x) {
 }
 
 at::Tensor ScriptedBlock::forward(const at::Tensor& x) {
-  return run([&] { return forward_without_run(x); }, {x});
+  return run([&] { return forward_without_run(x); });
 }
 
 ScriptedModel::ScriptedModel(const ScriptedModelOptions& options) : options_(options) {
@@ -49,11 +49,11 @@ ScriptedModel::ScriptedModel(const ScriptedModelOptions& options) : options_(opt
 
 at::Tensor ScriptedModel::loss(const data::Batch& batch) {
   if (before_loss) before_loss(batch);
-  return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); }, {});
+  return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); });
 }
 
 at::Tensor ScriptedModel::predict(const data::Batch& batch) {
-  return run([&] { return outputs(batch.inputs); }, {});
+  return run([&] { return outputs(batch.inputs); });
 }
 
 at::Tensor ScriptedModel::outputs(at::Tensor x) {
@@ -112,9 +112,7 @@ std::size_t ScriptedRun::unit_of(const std::string& parameter) const {
 std::vector<std::string> stage_3_modes() {
   std::vector<std::string> modes = all_modes();
   std::erase_if(modes, [](const std::string& mode) {
-    if (mode.ends_with("hybrid")) return true;  // units as small as these stay whole
-    return mode.find("zero3") == std::string::npos && !mode.starts_with("engine3") &&
-           !mode.starts_with("hsdp3") && !mode.starts_with("hpz");
+    return !is_stage_3(mode) || mode.ends_with("hybrid");  // units as small as these stay whole
   });
   return modes;
 }

@@ -33,7 +33,7 @@ class Uneven : public zero::nn::Model {
     sometimes_ = add_parameter("sometimes", {7}, values);
   }
   at::Tensor loss(const Batch& batch) override {
-    return run([&] { return predict(batch).square().sum() / batch.inputs.size(0); }, {});
+    return run([&] { return predict(batch).square().sum() / batch.inputs.size(0); });
   }
   at::Tensor predict(const Batch& batch) override {
     const at::Tensor x = batch.inputs.narrow(1, 0, 7);
@@ -70,7 +70,7 @@ class Halfway : public zero::nn::Model {
     }
   }
   at::Tensor loss(const Batch& batch) override {
-    return run([&] { return predict(batch); }, {});
+    return run([&] { return predict(batch); });
   }
   at::Tensor predict(const Batch&) override {
     at::Tensor sum = (large_ * at::from_blob(gradient_.data(), large_.sizes())).sum();

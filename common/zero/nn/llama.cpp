@@ -75,16 +75,14 @@ LlamaLayer::LlamaLayer(const LlamaConfig& config, const TensorParallel& tensor) 
 }
 
 at::Tensor LlamaLayer::forward(const at::Tensor& x, const RotaryTable& table) {
-  return run(
-      [&] {
-        if (!checkpoints_) return body(x, table);
-        return checkpoint(
-            [this, table](const std::vector<at::Tensor>& inputs) {
-              return body(inputs.front(), table);
-            },
-            {x}, checkpoint_options_);
-      },
-      {x});
+  return run([&] {
+    if (!checkpoints_) return body(x, table);
+    return checkpoint(
+        [this, table](const std::vector<at::Tensor>& inputs) {
+          return body(inputs.front(), table);
+        },
+        {x}, checkpoint_options_);
+  });
 }
 
 at::Tensor LlamaLayer::body(const at::Tensor& x, const RotaryTable& table) const {
@@ -124,7 +122,7 @@ at::Tensor Llama::loss(const data::Batch& batch) {
   check_same_batch(batch);
   check_inputs(batch);
   check_targets(batch);
-  return run([&] { return loss_of(logits(batch), batch); }, {});
+  return run([&] { return loss_of(logits(batch), batch); });
 }
 
 at::Tensor Llama::loss_of(const at::Tensor& logits, const data::Batch& batch) const {
@@ -147,7 +145,7 @@ void Llama::check_targets(const data::Batch& batch) const {
 at::Tensor Llama::predict(const data::Batch& batch) {
   check_same_batch(batch);
   check_inputs(batch);
-  return run([&] { return whole_logits(logits(batch)); }, {});
+  return run([&] { return whole_logits(logits(batch)); });
 }
 
 at::Tensor Llama::whole_logits(const at::Tensor& logits) const {

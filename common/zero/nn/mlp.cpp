@@ -25,7 +25,7 @@ MlpLayer::MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config)
     : linear_(register_module("linear", dense(in, out, config.dtype))) {}
 
 at::Tensor MlpLayer::forward(const at::Tensor& x) {
-  return run([&] { return linear_->forward(x).tanh(); }, {x});
+  return run([&] { return linear_->forward(x).tanh(); });
 }
 
 Mlp::Mlp(const MlpConfig& config) : config_(config) {
@@ -48,20 +48,18 @@ at::Tensor Mlp::loss(const data::Batch& batch) {
     throw Error(fmt::format("the targets of this batch must be {} [{}, {}]",
                             c10::toString(config_.dtype), samples, config_.outputs));
   }
-  return run(
-      [&] {
-        const at::Tensor y = outputs(batch.inputs);
-        const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
-        const at::ScalarType wide = at::toOpMathType(config_.dtype);
-        return at::mse_loss(y.to(wide), targets.to(wide), at::Reduction::Sum) /
-               static_cast<double>(terms);
-      },
-      {});
+  return run([&] {
+    const at::Tensor y = outputs(batch.inputs);
+    const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
+    const at::ScalarType wide = at::toOpMathType(config_.dtype);
+    return at::mse_loss(y.to(wide), targets.to(wide), at::Reduction::Sum) /
+           static_cast<double>(terms);
+  });
 }
 
 at::Tensor Mlp::predict(const data::Batch& batch) {
   check_inputs(batch);
-  return run([&] { return outputs(batch.inputs); }, {});
+  return run([&] { return outputs(batch.inputs); });
 }
 
 bool Mlp::takes(const at::Tensor& data) const {

@@ -106,7 +106,7 @@ PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) 
 
 at::Tensor PlainModel::loss(const data::Batch&) {
   if (!forward_) throw Error("a plain module has no loss of its own: give forward() a function");
-  return run([this] { return watches_ ? watch_->forward(forward_) : forward_(); }, {});
+  return run([this] { return watches_ ? watch_->forward(forward_) : forward_(); });
 }
 
 void PlainModel::run_backward(const std::function<void()>& backward) {

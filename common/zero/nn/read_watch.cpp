@@ -24,7 +24,7 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 // One use of a unit: its backward begins once in a pass of autograd.
 struct ReadWatch::Use {
   std::shared_ptr<Unit> unit;
-  bool runs_forward = true;  // else it is of a graph that a backward records
+  bool runs_forward = true;  // else it is of a part that runs again in backward
   OnceInAPass pass = {};
 
   void begin_backward() {
@@ -164,10 +164,11 @@ void ReadWatch::run_in_backward(const Units& units) {
     const std::shared_ptr<Unit>& unit = watched->unit;
     const Running now = {torch::autograd::get_current_graph_task_id(), unit.get()};
     if (running_ != now || std::ranges::any_of(watched->parameters, memory::is_released)) {
+      end_uses();
+      const c10::NoGradGuard not_this_pass;  // a part that runs again records its graph, not this
       pre_backward(unit);
     }
-    // A graph that is recorded in a backward, by create_graph or by a checkpoint that runs again,
-    // has a backward of its own.
+    // A graph that is recorded here, of a checkpoint that runs again, has a backward of its own.
     const bool begins = !std::ranges::count(uses_, unit, &Use::unit);
     if (c10::GradMode::is_enabled() && begins) begin(unit, /*runs_forward=*/false);
   }
@@ -183,7 +184,7 @@ void ReadWatch::pre_backward(const std::shared_ptr<Unit>& unit) {
 
 void ReadWatch::begin(const std::shared_ptr<Unit>& unit, bool runs_forward) {
   if (UnitHooks* const hooks = unit->hooks()) {
-    runs_forward ? hooks->pre_forward(*unit) : hooks->records_backward(*unit);
+    runs_forward ? hooks->pre_forward(*unit) : hooks->runs_again(*unit);
   }
   uses_.push_back(std::make_shared<Use>(Use{unit, runs_forward}));
 }

@@ -17,13 +17,11 @@ bool is_of_others(const at::Tensor& output, std::uint64_t began) {
 
 }  // namespace
 
-at::Tensor Unit::run(const std::function<at::Tensor()>& body,
-                     const std::vector<at::Tensor>& inputs) {
-  return run_many([&] { return std::vector<at::Tensor>{body()}; }, inputs).front();
+at::Tensor Unit::run(const std::function<at::Tensor()>& body) {
+  return run_many([&] { return std::vector<at::Tensor>{body()}; }).front();
 }
 
-std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tensor>()>& body,
-                                       const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tensor>()>& body) {
   if (hooks_ == nullptr) return body();
   hooks_->pre_forward(*this);
   const std::uint64_t began = at::sequence_number::peek();
@@ -36,7 +34,6 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
     }
     put_last(outputs, began);
     watch_outputs(outputs);
-    watch_inputs(inputs);
   }
   return outputs;
 }
@@ -72,21 +69,6 @@ void Unit::watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pa
   before_backward(x, [this, pass] {
     if (pass->first() && hooks_ != nullptr) hooks_->pre_backward(*this);
   });
-}
-
-void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
-  for (const at::Tensor& input : inputs) {
-    if (!input.defined() || !input.requires_grad()) continue;
-    input.register_hook([this](const at::Tensor& gradient) -> at::Tensor {
-      if (hooks_ == nullptr || !c10::GradMode::is_enabled()) return {};
-      if (!gradient.defined() || !gradient.requires_grad()) return {};
-      // A graph recorded by this backward starts its own backward here.
-      hooks_->records_backward(*this);
-      const at::Tensor mine = gradient.view_as(gradient);
-      watch(mine, std::make_shared<OnceInAPass>());
-      return mine;
-    });
-  }
 }
 
 }  // namespace zero::nn

@@ -27,11 +27,13 @@ class UnitHooks {
   /// After the unit's forward: its parameters are not read again until pre_backward().
   virtual void post_forward(Unit& unit) {}
   /// Before the backward of one use, when a gradient of one of the unit's outputs is known: its
-  /// parameters must be whole when this returns. Once for each use and pass of autograd.
+  /// parameters must be whole when this returns. Once for each use and pass of autograd. If the
+  /// pass records a graph (create_graph, so that c10::GradMode is on), nothing is called when that
+  /// one runs backward.
   virtual void pre_backward(Unit& unit) {}
-  /// A backward of one use that records a graph (create_graph) has computed a gradient of one of
-  /// the inputs: pre_backward() is called again when that graph runs backward.
-  virtual void records_backward(Unit& unit) {}
+  /// A part that runs again in backward, under a checkpoint, has read the unit: pre_backward() is
+  /// called once more when the part's own graph runs backward.
+  virtual void runs_again(Unit& unit) {}
 };
 
 /// Parameters that are gathered and resharded together: a decoder layer, or the root of a model
@@ -41,12 +43,11 @@ class UnitHooks {
 /// Unit writes its forward as usual and passes the body to run(), which calls the hooks around it.
 ///
 ///     at::Tensor forward(const at::Tensor& x) {
-///       return run([&] { return body(x); }, {x});
+///       return run([&] { return body(x); });
 ///     }
 ///
 /// An output is the tensor that the body returns, so that the caller may change it in place and set
-/// hooks on it as without the unit. Only an input that is handed on, or a leaf, is returned as a
-/// view.
+/// hooks on it as without the unit. Only what the body hands on, or a leaf, is returned as a view.
 ///
 /// A strategy may free the parameters when their last gradient is complete. So a body that also
 /// uses a parameter detached must do that after the use that has a gradient.
@@ -58,17 +59,14 @@ class Unit : public Layer {
   UnitHooks* hooks() const { return hooks_; }
 
  protected:
-  /// Runs `body` between the hooks and registers the backward hooks: pre_backward on every output
-  /// that requires a gradient, records_backward on every input that does. `inputs` are the tensors
-  /// through which gradients leave the unit.
-  at::Tensor run(const std::function<at::Tensor()>& body, const std::vector<at::Tensor>& inputs);
+  /// Runs `body` between the hooks, and has pre_backward called for every output that requires a
+  /// gradient.
+  at::Tensor run(const std::function<at::Tensor()>& body);
 
   /// The same for a unit with several outputs.
-  std::vector<at::Tensor> run_many(const std::function<std::vector<at::Tensor>()>& body,
-                                   const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> run_many(const std::function<std::vector<at::Tensor>()>& body);
 
  private:
-  void watch_inputs(const std::vector<at::Tensor>& inputs);
   static void put_last(const std::vector<at::Tensor>& outputs, std::uint64_t began);
   void watch_outputs(std::vector<at::Tensor>& outputs);
   void watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pass);

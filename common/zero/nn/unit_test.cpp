@@ -25,35 +25,29 @@ class Scale : public Unit {
     weight_ = add_parameter("weight", {3}, Initializer::constant(2.0), at::kDouble);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return run(
-        [&] {
-          said_.push_back(name_ + " body");
-          return x * weight_;
-        },
-        {x});
+    return run([&] {
+      said_.push_back(name_ + " body");
+      return x * weight_;
+    });
   }
   // Two outputs of two inputs; the second output can be left without a gradient.
   std::vector<at::Tensor> forward_two(const at::Tensor& x, const at::Tensor& y,
                                       bool detach_second = false) {
-    return run_many(
-        [&] {
-          const at::Tensor second = y * weight_;
-          return std::vector<at::Tensor>{x * weight_, detach_second ? second.detach() : second};
-        },
-        {x, y});
+    return run_many([&] {
+      const at::Tensor second = y * weight_;
+      return std::vector<at::Tensor>{x * weight_, detach_second ? second.detach() : second};
+    });
   }
   // What `change` makes of the product, or the input where that is nothing.
   at::Tensor forward_with(const at::Tensor& x,
                           const std::function<at::Tensor(const at::Tensor&)>& change) {
-    return run(
-        [&] {
-          const at::Tensor y = change(x * weight_);
-          return y.defined() ? y : x;
-        },
-        {x});
+    return run([&] {
+      const at::Tensor y = change(x * weight_);
+      return y.defined() ? y : x;
+    });
   }
   at::Tensor forward_that_throws(const at::Tensor& x) {
-    return run([]() -> at::Tensor { throw Error("body"); }, {x});
+    return run([]() -> at::Tensor { throw Error("body"); });
   }
   const std::string& name() const { return name_; }
   const at::Tensor& weight() const { return weight_; }
@@ -71,13 +65,13 @@ class Outer : public Scale {
     inner = register_module("inner", std::make_shared<Scale>("inner", said));
   }
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return inner->forward(x * 3) * weight(); }, {x});
+    return run([&] { return inner->forward(x * 3) * weight(); });
   }
   at::Tensor hand_on(const at::Tensor& x) {
-    return run([&] { return inner->forward(x * weight()); }, {x});
+    return run([&] { return inner->forward(x * weight()); });
   }
   at::Tensor pass(const at::Tensor& x) {
-    return run([&] { return x; }, {x});
+    return run([&] { return x; });
   }
   std::shared_ptr<Scale> inner;
 };

@@ -119,24 +119,6 @@ Tensors wasserstein_gan_with_penalty(Player& player) {
   return pair.weights();
 }
 
-// R1: the penalty is on real samples (Mescheder et al. 2018).
-Tensors gan_with_r1_penalty(Player& player) {
-  Pair pair(player);
-  for (int s = 0; s < kSteps; ++s) {
-    train(pair.trained_judge, [&](int r) {
-      const at::Tensor real = Pair::real(r, s).requires_grad_();
-      const at::Tensor score = pair.judge->predict(real);
-      const at::Tensor gradient = gradient_of(score.sum(), real, /*create_graph=*/true);
-      return at::softplus(-score).mean() +
-             at::softplus(pair.judge->predict(pair.made_detached(r, s))).mean() +
-             gradient.square().sum(1).mean();
-    });
-    train(pair.trained_maker,
-          [&](int r) { return at::softplus(-pair.judge->predict(pair.made(r, s))).mean(); });
-  }
-  return pair.weights();
-}
-
 // ---- one model
 
 // Inputs are moved along the sign of their gradient (Goodfellow et al. 2015).
@@ -244,8 +226,7 @@ std::vector<Loop> adversarial_loops() {
   return {{"GAN", gan},
           {"GAN with least squares", least_squares_gan},
           {"WGAN with clamped weights", wasserstein_gan},
-          {"WGAN with a gradient penalty", wasserstein_gan_with_penalty},
-          {"GAN with R1", gan_with_r1_penalty},
+          {"WGAN with a gradient penalty", wasserstein_gan_with_penalty, true},
           {"adversarial training", adversarial_training},
           {"projected gradient", projected_gradient_training},
           {"virtual adversarial training", virtual_adversarial_training},

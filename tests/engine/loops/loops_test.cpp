@@ -45,6 +45,7 @@ void expect_the_plain_bits(dist::Communicator& communicator,
   for (const Loop& loop : all_loops()) {
     const Tensors expected = played(loop, *plain_player(communicator.size()));
     for (const EngineConfig& options : all_options) {
+      if (loop.second_order && options.overlap.stage == 3) continue;
       SCOPED_TRACE(fmt::format("{}, {}", loop.name, mode_options(options)));
       EXPECT_TRUE(same_bits(played(loop, *engine_player(communicator, options)), expected));
     }

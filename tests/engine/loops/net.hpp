@@ -39,13 +39,10 @@ struct Block : nn::Unit {
       const at::Tensor y = in + linear->forward(in).tanh();
       return dropout > 0 ? at::dropout(y, dropout, /*train=*/true) : y;
     };
-    return run(
-        [&] {
-          if (!checkpointed) return body(x);
-          return nn::checkpoint([body](const std::vector<at::Tensor>& in) { return body(in[0]); },
-                                {x});
-        },
-        {x});
+    return run([&] {
+      if (!checkpointed) return body(x);
+      return nn::checkpoint([body](const std::vector<at::Tensor>& in) { return body(in[0]); }, {x});
+    });
   }
   torch::nn::Linear linear;
   double dropout = 0;
@@ -76,15 +73,13 @@ struct Net : nn::Model {
   }
   at::Tensor outputs(const at::Tensor& inputs) { return last->forward(features(inputs)); }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); }, {batch.inputs});
+    return run([&] { return outputs(batch.inputs); });
   }
   at::Tensor predict(const at::Tensor& inputs) { return predict(data::Batch{.inputs = inputs}); }
   at::Tensor loss(const data::Batch& batch) override {
-    return run(
-        [&] {
-          return objective ? objective(batch) : at::mse_loss(outputs(batch.inputs), batch.targets);
-        },
-        {});
+    return run([&] {
+      return objective ? objective(batch) : at::mse_loss(outputs(batch.inputs), batch.targets);
+    });
   }
 
   torch::nn::Linear first = nullptr;

@@ -64,6 +64,7 @@ class Player {
 struct Loop {
   std::string name;
   std::function<std::vector<at::Tensor>(Player& player)> play;
+  bool second_order = false;  ///< needs a second backward through units, which stage 3 refuses
 };
 
 /// The plain program of `ranks` ranks.

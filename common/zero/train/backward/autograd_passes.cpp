@@ -160,13 +160,24 @@ void AutogradPasses::pre_backward(nn::Unit& unit) {
   hooks_.pre_backward(u);
 }
 
-void AutogradPasses::records_backward(nn::Unit& unit) {
+// The pass records a graph (create_graph), whose own backward nothing announces.
+void AutogradPasses::expect_second_backward(std::size_t unit) {
+  if (!schedule_ || !schedule_->reshards()) return use_.enter_backward(unit);
+  const std::string& name = list_.units[unit].name;
+  throw Error(fmt::format(
+      "autograd::grad() with create_graph runs through {}, whose parameters are sharded: a second "
+      "backward, as for a gradient penalty, needs stages 0 to 2; at stage 3 call grad() without "
+      "create_graph",
+      name.empty() ? "the root" : "unit '" + name + "'"));
+}
+
+void AutogradPasses::runs_again(nn::Unit& unit) {
   if (schedule_) schedule_->expect_backward(index_.at(&unit));
 }
 
 void AutogradPasses::gather_for_other_pass(std::size_t unit) {
-  // With create_graph this graph runs again.
-  if (schedule_ && !c10::GradMode::is_enabled()) schedule_->end_outside_use(unit);
+  if (c10::GradMode::is_enabled()) expect_second_backward(unit);
+  if (schedule_) schedule_->end_outside_use(unit);
   for (const std::size_t over : use_.enter_other_pass(unit)) hooks_.drop(over);
   hooks_.gather(unit);
 }

@@ -27,7 +27,8 @@ namespace zero::train {
 /// A pass other than Strategy::backward(), such as autograd::grad() or a generator's backward()
 /// through its discriminator, gathers what it needs, and the parameter gradients that it makes are
 /// dropped. If the strategy holds gradients that zero_grad() has not dropped, such a pass throws
-/// zero::Error instead.
+/// zero::Error instead. So does one with create_graph, where it begins, if the schedule reshards:
+/// the graph that it records would read parameters that are gone by then.
 class AutogradPasses : private nn::UnitHooks {
  public:
   using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
@@ -69,7 +70,7 @@ class AutogradPasses : private nn::UnitHooks {
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
-  void records_backward(nn::Unit& unit) override;
+  void runs_again(nn::Unit& unit) override;
 
   void set_hook(std::size_t index);
   void check_hooks();
@@ -77,6 +78,7 @@ class AutogradPasses : private nn::UnitHooks {
   auto run(const Pass& pass);
   std::string_view gathered(std::size_t unit, bool is_in_order) const;
   void gather_for_other_pass(std::size_t unit);
+  void expect_second_backward(std::size_t unit);
   void end_other_pass();
   void gradient_ready(std::size_t index);
   void drop_foreign_gradient(std::size_t index);

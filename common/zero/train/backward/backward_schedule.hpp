@@ -57,6 +57,9 @@ class BackwardSchedule {
   /// One item for each parameter.
   static std::vector<Item> one_by_one(const nn::ParameterList& list);
 
+  /// Whether Actions::reshard is there.
+  bool reshards() const { return static_cast<bool>(actions_.reshard); }
+
   /// A forward pass begins. `trains`: a backward follows. If the last forward did not reach
   /// end_forward(), its uses are forgotten.
   void begin_forward(bool trains);
@@ -64,10 +67,9 @@ class BackwardSchedule {
   /// Call before unit `u` runs and its parameters are gathered; also when it runs again inside
   /// backward, under activation checkpointing.
   void enter_forward(std::size_t u);
-  /// One more backward of unit `u` will come, because its backward records a graph.
+  /// One more backward of unit `u` will come, because a checkpoint inside backward runs it again.
   void expect_backward(std::size_t u) { ++pending_uses_[u]; }
-  /// Call when a backward that is not this schedule's begins for a use of unit `u`, and its graph
-  /// will not run again.
+  /// Call when a backward that is not this schedule's begins for a use of unit `u`.
   void end_outside_use(std::size_t u) {
     if (outside_uses_[u] > 0) --outside_uses_[u];
   }
@@ -101,7 +103,6 @@ class BackwardSchedule {
     kReduced,
   };
 
-  bool reshards() const { return static_cast<bool>(actions_.reshard); }
   bool is_held(std::size_t u) const { return actions_.is_held && actions_.is_held(u); }
   std::int64_t pending(std::size_t u) const { return pending_uses_[u] + outside_uses_[u]; }
   bool has_turn(std::size_t u) const;

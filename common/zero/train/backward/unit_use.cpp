@@ -37,7 +37,6 @@ bool UnitUse::end_forward(std::size_t u) {
 
 std::vector<std::size_t> UnitUse::begin_backward() {
   in_backward_ = true;
-  entered_.assign(entered_.size(), false);
   end_forwards();  // of a unit that was run by itself and threw
   for (std::size_t u = 0; u < was_read_.size(); ++u) {
     if (was_read_[u]) held_by_backward_.push_back(u);
@@ -49,6 +48,7 @@ std::vector<std::size_t> UnitUse::begin_backward() {
 
 void UnitUse::end_backward() {
   in_backward_ = false;
+  entered_.assign(entered_.size(), false);
   for (const std::size_t u : std::exchange(held_by_backward_, {})) --holders_[u];
 }
 

@@ -40,7 +40,8 @@ class UnitUse {
   void end_backward();
   /// Forgets those reads: the weights have changed.
   void forget_reads() { was_read_.assign(was_read_.size(), false); }
-  /// The backward of a unit has begun in this backward pass.
+  /// The backward of a unit has begun in this backward pass, or begins in the next one without a
+  /// call.
   void enter_backward(std::size_t u) { entered_[u] = true; }
   bool has_entered_backward(std::size_t u) const { return entered_[u]; }
 
