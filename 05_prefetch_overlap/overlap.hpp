@@ -50,7 +50,7 @@ class Overlap : public train::Strategy {
   void finish_backward() override;
   void sync_parameters() override;
   void zero_grad() override;
-  train::ParameterWrites writes() override { return flat_.writes(); }
+  train::ParameterWrites writes() override { return flat_.writes(passes().use()); }
   void forget_writes() override { flat_.forget_writes(); }
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }

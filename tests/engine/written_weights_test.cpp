@@ -309,20 +309,29 @@ TEST_P(WritesToData, AreThoseOfThePlainModuleAtEachStage) {
 
 // Inside the unit's own forward, as for a norm that is kept there.
 TEST_P(WrittenWeights, InForwardAreThoseOfThePlainModule) {
-  const auto clamp_in_forward = [](WritingNet& net) {
-    for (const auto& block : net.blocks) {
-      block->in_forward = [&layer = *block->layer] {
-        const at::NoGradGuard no_grad;
-        layer.weight.clamp_(-0.1, 0.1);
-      };
-    }
+  const auto clamp = [](WritingLayer& layer) {
+    const at::NoGradGuard no_grad;
+    layer.weight.clamp_(-0.1, 0.1);
   };
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    const Write once{"in forward", clamp_in_forward};
+    const Write once{"in forward", [&](WritingNet& net) {
+                       for (const auto& block : net.blocks) {
+                         block->in_forward = [&clamp, &layer = *block->layer] { clamp(layer); };
+                       }
+                     }};
     const auto expected = plainly_written(communicator.size(), once, When::kBeforeForward);
     for (const EngineConfig& options : writing_options(communicator.size())) {
-      const auto weights = written_by_engine(communicator, options, once, When::kBeforeForward);
-      EXPECT_TRUE(same_bits(weights, expected)) << mode_options(options);
+      WritingRun run(communicator, options);
+      for (std::size_t b = 0; b < run.net.blocks.size(); ++b) {
+        run.net.blocks[b]->in_forward = [&, b] {
+          const train::UnshardedParameters whole(run.engine.strategy(), b + 1);
+          clamp(*run.net.blocks[b]->layer);
+        };
+      }
+      play_writes(
+          When::kBeforeForward, [&](int number) { run.micro_batch(number); },
+          [&] { EXPECT_TRUE(run.engine.step()); }, [] {});
+      EXPECT_TRUE(same_bits(run.weights(), expected)) << mode_options(options);
     }
   });
 }
@@ -380,31 +389,44 @@ TEST_P(WrittenWeights, ThatDifferDoNotLeaveTheEngine) {
   });
 }
 
-// Below stage 3 a parameter is whole between steps. While it still arrives, a write would be mixed
-// with what arrives.
-TEST_P(WrittenWeights, WithoutAScopeCountUnlessValuesAreOnTheirWay) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const Write& write = kWrites.front();
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const auto expected = plainly_written(communicator.size(), write, When::kAfterStep, dtype);
-      for (const auto& [stage, defers] :
-           {std::pair{0, false}, {1, false}, {1, true}, {2, false}, {2, true}}) {
-        SCOPED_TRACE(fmt::format("stage {}, defers {}, {}", stage, defers, c10::toString(dtype)));
-        WritingRun run(communicator,
-                       {.overlap = {.stage = stage, .defer_parameter_gather = defers}}, dtype);
-        const auto loop = [&] {
-          play_writes(
-              When::kAfterStep, [&](int number) { run.micro_batch(number); },
-              [&] { run.engine.step(); }, [&] { write.apply(run.net); });
-        };
-        if (defers) {
-          expect_error(loop, {"the program wrote into parameter 'scale' while updated values",
-                              "hold train::UnshardedParameters"});
+// By the rank that writes, on all of them, until weights are loaded. Where the parameter is sharded
+// the write itself is the error: see below.
+TEST_P(WrittenWeights, OutsideOfAScopeAreRefused) {
+  enum class Where { kBetweenSteps, kBeforeAScope, kInForward };
+  const TestFolder folder;
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const EngineConfig& options : writing_options(communicator.size())) {
+      WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
+      run.engine.save(folder.path() / "right");
+      const auto write = [&] {
+        const at::NoGradGuard no_grad;
+        if (run.rank == 1) run.net.blocks[1]->layer->weight.clamp_(-0.1, 0.1);
+      };
+      for (const Where where : {Where::kBetweenSteps, Where::kBeforeAScope, Where::kInForward}) {
+        SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), static_cast<int>(where)));
+        run.micro_batch(0);
+        EXPECT_TRUE(run.engine.step());
+        if (where == Where::kInForward) {
+          run.net.blocks[1]->in_forward = write;
+        } else if (memory::is_released(run.net.blocks[1]->layer->weight)) {
           continue;
+        } else {
+          write();
         }
-        loop();
-        EXPECT_TRUE(same_bits(run.weights(), expected));
+        if (where == Where::kBeforeAScope) run.with_whole_units([] {});
+        run.micro_batch(1);
+        run.net.blocks[1]->in_forward = {};
+        for (const auto& next : {std::function([&] { run.engine.step(); }), std::function([&] {
+                                   run.engine.save(folder.path() / "wrong");
+                                 })}) {
+          expect_error(next, {"the program wrote into parameter 'block1.layer.weight' outside of a "
+                              "scope: hold train::UnshardedParameters"});
+        }
+        EXPECT_TRUE(run.engine.load(folder.path() / "right"));
       }
+      communicator.barrier();
+      if (run.rank == 0) std::filesystem::remove_all(folder.path() / "right");
+      communicator.barrier();
     }
   });
 }
@@ -476,6 +498,7 @@ TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
 
       WritingRun in_pass(communicator, options, at::kFloat, /*accumulation_steps=*/1);
       in_pass.net.blocks[2]->in_forward = [&] {
+        const train::UnshardedParameters whole(in_pass.engine.strategy(), 3);
         const at::NoGradGuard no_grad;
         in_pass.net.blocks[2]->layer->weight.clamp_(-0.1, 0.1);
       };

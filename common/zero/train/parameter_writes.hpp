@@ -13,15 +13,15 @@ namespace zero::train {
 std::uint64_t digest_of_bits(const at::Tensor& tensor);
 
 /// What the program itself has written into parameters, on this rank, since ranks last compared it
-/// (Step::end()): all must write the same.
+/// (Step::end()) or values were loaded: all must write the same.
 class ParameterWrites {
  public:
   /// `parameter` has its new values, all of them.
   void add(const std::string& name, const at::Tensor& parameter);
-  /// The write into this parameter does not count. The first one stays an error.
+  /// The write into this parameter does not count: an error until forget().
   void refuse(const std::string& name, const std::string& when);
   void add(const ParameterWrites& others);
-  void forget() { digests_.clear(); }
+  void forget() { *this = {}; }
 
   /// A line for each written parameter.
   std::string text() const;

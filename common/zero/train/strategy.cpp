@@ -144,7 +144,6 @@ void Strategy::finish_backward() {
 
 void Strategy::optimizer_step() {
   finish_parameters();
-  writes();  // master weights must follow what was written
   passes_.prepare_update();
   update();
   passes_.weights_changed();
@@ -203,7 +202,10 @@ void Strategy::unshard(std::size_t unit) {
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();          // the caller may write where other ranks read until now
   communicator_.synchronize();  // the host is about to read
-  if (!passes_.use().is_held(unit)) shown_[unit] = digests(unit);
+  if (!passes_.use().is_held(unit)) {
+    writes();  // what was written before the scope is refused
+    shown_[unit] = digests(unit);
+  }
   passes_.use().hold(unit);
 }
 

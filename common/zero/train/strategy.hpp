@@ -112,8 +112,8 @@ class Strategy : public Shards, protected PassHooks {
       "chooses belong in one unit: units_named()";
   virtual void ranks_compared(bool /*same*/) {}
 
-  /// What the program has written into parameters since the last forget_writes(). These functions
-  /// send nothing.
+  /// What the program has written into parameters since the last forget_writes(), in scopes of
+  /// unshard(); what it has written elsewhere is refused. These functions send nothing.
   virtual ParameterWrites writes() { return {}; }
   virtual void forget_writes() {}
   /// For an exchange between ranks: what must be the same on all of them.

@@ -13,7 +13,8 @@ namespace zero::train {
 /// ranks must write the same values, as they do if each does the same to the whole parameter; the
 /// next step of Engine and Trainer compares what was written, in place or through data(), and
 /// throws zero::Error on all ranks if it differs. Moments stay as they are; a float32 master weight
-/// becomes the written value.
+/// becomes the written value. What is written outside of such a scope is refused there, if the
+/// version counter of the parameter shows it.
 ///
 /// Without it, reading a parameter outside of its unit is an error that names the parameter, if the
 /// stage does not keep it whole: zero::Error inside forward() or backward(), else c10::Error.

@@ -143,9 +143,11 @@ void FlatParameterList::wait_gathers() {
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
 }
 
-ParameterWrites FlatParameterList::writes() {
+ParameterWrites FlatParameterList::writes(const UnitUse& use) {
   ParameterWrites all;
-  for (FlatParameters& buffer : buffers_) all.add(buffer.writes());
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    all.add(buffers_[b].writes(use.is_held(unit_of_[b])));
+  }
   return all;
 }
 

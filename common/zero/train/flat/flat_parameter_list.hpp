@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/backward/unit_use.hpp>
 #include <zero/train/flat/flat_parameters.hpp>
 
 namespace zero::train {
@@ -54,8 +55,8 @@ class FlatParameterList {
   void start_refresh();
   /// Blocks until no gather is in flight.
   void wait_gathers();
-  /// See FlatParameters::writes().
-  ParameterWrites writes();
+  /// See FlatParameters::writes(). `use`: whose scopes live.
+  ParameterWrites writes(const UnitUse& use);
   void forget_writes();
   void drop_gradients();
 

@@ -251,14 +251,7 @@ void FlatParameters::finish_gather() {
   gathering_.wait_output();
   parameters_ = Parameters::kWhole;
   show_own_members();
-  if (shards_parameters()) return;
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (tensor(m)._version() == versions_[m]) continue;
-    writes_.refuse(list_.parameters[members_[m]].name,
-                   "while updated values of other ranks were on their way "
-                   "(defer_parameter_gather)");
-  }
-  note_versions();
+  if (!shards_parameters()) note_writes(/*in_scope=*/false);  // while other ranks' values arrived
 }
 
 void FlatParameters::wait_gather() {
@@ -269,7 +262,7 @@ void FlatParameters::wait_gather() {
 void FlatParameters::reshard() {
   wait_gather();
   if (!shards_parameters() || parameters_ != Parameters::kWhole) return;
-  if (note_writes()) keep_shard_of_buffer();
+  note_writes(/*in_scope=*/false);
   // The storage object stays and the next gather gives it bytes again, so that what autograd saved
   // of it becomes valid again.
   pool_->release(full_, read_too_early_);
@@ -303,35 +296,40 @@ void FlatParameters::note_versions() {
   }
 }
 
-// Returns whether there is anything new that counts.
-bool FlatParameters::note_writes() {
-  bool any = false;
+// Those of a scope count.
+void FlatParameters::note_writes(bool in_scope) {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (tensor(m)._version() == versions_[m]) continue;
     const std::string& name = list_.parameters[members_[m]].name;
-    if (rounded_) {
-      writes_.refuse(name, "where it had rounded values (quantize_parameters)");
+    if (!in_scope || rounded_) {
+      writes_.refuse(name, in_scope ? "where it had rounded values (quantize_parameters)"
+                                    : "outside of a scope");
       continue;
     }
     writes_.add(name, tensor(m));
-    any = true;
     // The optimizer sees it there; at stage 0 it has the parameter itself.
     if (pieces_[m].tensor.defined() && options_.sharded != Sharded::kNothing) {
       torch::autograd::impl::bump_version(pieces_[m].tensor);
     }
   }
   note_versions();
-  return any;
 }
 
-const ParameterWrites& FlatParameters::writes() {
-  if (is_whole() && note_writes()) keep_shard_of_buffer();
+const ParameterWrites& FlatParameters::writes(bool in_scope) {
+  const std::vector<std::int64_t> before = versions_;
+  note_writes(in_scope);
+  if (in_scope && !rounded_ && versions_ != before) keep_shard_of_buffer();
   return writes_;
+}
+
+void FlatParameters::forget_writes() {
+  note_versions();  // a load may follow an update that failed halfway
+  writes_.forget();
 }
 
 void FlatParameters::keep_writes() {
   if (!is_whole()) return;
-  note_writes();
+  note_writes(/*in_scope=*/true);
   if (!rounded_) keep_shard_of_buffer();
 }
 

@@ -153,9 +153,9 @@ class FlatParameters {
   /// its shard of the written values.
   void keep_writes();
   /// What the program has written into the members since the last forget_writes(), by the version
-  /// counters of the parameters.
-  const ParameterWrites& writes();
-  void forget_writes() { writes_.forget(); }
+  /// counters of the parameters. `in_scope`: such a scope lives; else new writes are refused.
+  const ParameterWrites& writes(bool in_scope);
+  void forget_writes();
 
   /// The part of member `m` that this rank updates; undefined if there is none.
   ParameterShard piece(std::size_t m) const { return pieces_[m]; }
@@ -197,7 +197,7 @@ class FlatParameters {
   void show_own_members();
   void hide_own_members();
   void gather_into_buffer();
-  bool note_writes();
+  void note_writes(bool in_scope);
   void note_versions();
   void keep_shard_of_buffer();
   void zero_padding();
