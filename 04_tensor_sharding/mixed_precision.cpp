@@ -19,6 +19,7 @@
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
@@ -143,11 +144,7 @@ TrainingRun train(Communicator& communicator, bool sharded) {
   config.dtype = at::kBFloat16;
   TrainingRun run;
   const zero::memory::Snapshot before = zero::memory::snapshot();
-  std::shared_ptr<zero::nn::Mlp> model;
-  {
-    const zero::nn::DeferredStorage deferred;
-    model = std::make_shared<zero::nn::Mlp>(config);
-  }
+  const auto model = zero::nn::defer([&] { return std::make_shared<zero::nn::Mlp>(config); });
   // The same seed gives the same values on every rank: nothing has to be sent.
   zero::nn::SeededValues values(/*seed=*/7);
   zero::nn::initialize_parameters(*model, values);

@@ -8,6 +8,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/functional.hpp>
 
 namespace zero {
@@ -54,8 +55,7 @@ nn::LlamaConfig checked(const nn::LlamaConfig& config, int stage, int stages) {
 }
 
 nn::Llama without_bytes(const nn::LlamaConfig& config, const nn::TensorParallel& tensor) {
-  const nn::DeferredStorage deferred;
-  return nn::Llama(config, tensor);
+  return std::move(*nn::defer([&] { return std::make_shared<nn::Llama>(config, tensor); }));
 }
 
 }  // namespace

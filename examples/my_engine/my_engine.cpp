@@ -5,6 +5,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/engine/engine.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/optim/adamw.hpp>
 
@@ -45,11 +46,8 @@ zero::data::Batch batch_of(int rank, std::int64_t step) {  // other data on ever
 }
 
 void train(zero::dist::Communicator& communicator, const std::string& folder, int steps) {
-  std::shared_ptr<Net> net;
-  {
-    const nn::DeferredStorage deferred;  // shapes now; the engine decides what gets bytes
-    net = std::make_shared<Net>();
-  }
+  // Shapes now; the engine decides what gets bytes.
+  const auto net = nn::defer([] { return std::make_shared<Net>(); });
   nn::SeededValues first_values(/*seed=*/42);
   zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
                       {.overlap = {.stage = 3}, .clip_norm = 1.0}, &first_values);

@@ -5,6 +5,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/loop/trainer.hpp>
@@ -67,11 +68,9 @@ zero::data::Batch batch_of(int rank, int step) {
 }
 
 std::string train(zero::dist::Communicator& communicator) {
-  std::shared_ptr<Regressor> model;
-  {
-    const nn::DeferredStorage deferred;  // shapes now; the strategy decides what gets bytes
-    model = std::make_shared<Regressor>(/*width=*/256, /*depth=*/4);
-  }
+  // Shapes now; the strategy decides what gets bytes.
+  const auto model =
+      nn::defer([] { return std::make_shared<Regressor>(/*width=*/256, /*depth=*/4); });
   nn::SeededValues first_values(/*seed=*/42);
   const zero::train::StrategyArguments arguments{
       *model, communicator, zero::optim::adamw({.learning_rate = 1e-3}), &first_values};

@@ -14,6 +14,7 @@
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
 
 #include "bench.hpp"
@@ -59,13 +60,15 @@ struct Zeros final : nn::ParameterSource {
 
 // Of one rank: the engine made and some steps taken, a stack of `units` square layers, stage 3.
 Json train(const dist::Mesh& mesh, std::int64_t units, std::int64_t width, int steps) {
-  const nn::DeferredStorage deferred;
   const auto started = std::chrono::steady_clock::now();
-  nn::Mlp model({.inputs = width,
-                 .hidden = std::vector<std::int64_t>(static_cast<std::size_t>(units), width),
-                 .outputs = 1});
+  const auto model = nn::defer([&] {
+    return std::make_shared<nn::Mlp>(
+        nn::MlpConfig{.inputs = width,
+                      .hidden = std::vector<std::int64_t>(static_cast<std::size_t>(units), width),
+                      .outputs = 1});
+  });
   Zeros zeros;
-  Engine engine(model, mesh, optim::adamw(), {.overlap = {.stage = 3}}, &zeros);
+  Engine engine(*model, mesh, optim::adamw(), {.overlap = {.stage = 3}}, &zeros);
   Json figures = {{"start_up_s", since(started)}};
   std::vector<double> seconds, used;
   dist::Traffic before;

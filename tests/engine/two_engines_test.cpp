@@ -9,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include <tests/support/deferred.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -45,9 +46,8 @@ class Generator final : public nn::Mlp {
 
 struct Gan {
   Gan() : values(3) {
-    const nn::DeferredStorage deferred;
-    discriminator = std::make_shared<Discriminator>();
-    generator = std::make_shared<Generator>(*discriminator);
+    discriminator = make_deferred<Discriminator>();
+    generator = make_deferred<Generator>(*discriminator);
   }
   static at::Tensor random(int rank, int step, std::int64_t width) {
     const auto seed = static_cast<std::uint64_t>(100 * width + 10 * rank + step);

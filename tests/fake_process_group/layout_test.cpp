@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include <tests/support/deferred.hpp>
 #include <tests/support/shard_layout.hpp>
 #include <tools/plan/stages.hpp>
 #include <zero/nn/llama.hpp>
@@ -23,9 +24,8 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) {
 
 // Elements of every tensor, unit by unit.
 std::vector<std::vector<std::int64_t>> units_of_smollm2() {
-  const nn::DeferredStorage deferred;
-  nn::Llama model(nn::preset("smollm2-360m"));
-  const nn::ParameterList list = nn::list_parameters(model);
+  const auto model = make_deferred<nn::Llama>(nn::preset("smollm2-360m"));
+  const nn::ParameterList list = nn::list_parameters(*model);
   std::vector<std::vector<std::int64_t>> units;
   for (const nn::UnitInfo& unit : list.units) {
     units.emplace_back();

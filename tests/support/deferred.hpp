@@ -3,15 +3,14 @@
 #include <memory>
 #include <utility>
 
-#include <zero/nn/layer.hpp>
+#include <zero/nn/defer.hpp>
 
 namespace zero::testing {
 
 /// A model whose parameters have no storage yet: the strategy gives them some.
 template <typename Model, typename... Arguments>
 std::shared_ptr<Model> make_deferred(Arguments&&... arguments) {
-  const nn::DeferredStorage deferred;
-  return std::make_shared<Model>(std::forward<Arguments>(arguments)...);
+  return nn::defer([&] { return std::make_shared<Model>(std::forward<Arguments>(arguments)...); });
 }
 
 }  // namespace zero::testing

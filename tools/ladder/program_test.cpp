@@ -6,6 +6,7 @@
 #include <set>
 
 #include <tests/support/bad_input.hpp>
+#include <tests/support/deferred.hpp>
 #include <tests/support/ladder_program.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
 #include <tests/support/token_file_writer.hpp>
@@ -42,8 +43,7 @@ void expect_identical(const json& report, std::size_t modes) {
 nn::ParameterList tiny_parameters(std::int64_t classes) {
   nn::LlamaConfig config = nn::preset("tiny");
   config.classes = classes;
-  const nn::DeferredStorage deferred;
-  return nn::list_parameters(*std::make_shared<nn::Llama>(config));
+  return nn::list_parameters(*testing::make_deferred<nn::Llama>(config));
 }
 
 // What the ladder reports as the digest of a model with the tensors of this folder.

@@ -22,6 +22,7 @@
 #include <zero/io/stored_values.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -166,8 +167,7 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
 
 std::shared_ptr<nn::Llama> whole_model(const Options& options,
                                        const nn::TensorParallel& tensor = {}) {
-  const nn::DeferredStorage deferred;
-  return std::make_shared<nn::Llama>(options.config(), tensor);
+  return nn::defer([&] { return std::make_shared<nn::Llama>(options.config(), tensor); });
 }
 
 // The folder has the whole model, whatever part of it a rank takes.

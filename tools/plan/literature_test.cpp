@@ -12,6 +12,7 @@
 
 #include <tools/support/table.hpp>
 #include <zero/base/thousands.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/exposed_time.hpp>
@@ -76,8 +77,8 @@ nn::LlamaConfig smollm2_360m(std::int64_t classes) {
 }
 // Its tensors, without storage.
 nn::ParameterList tensors_of_smollm2_360m(std::int64_t classes) {
-  const nn::DeferredStorage deferred;
-  return nn::list_parameters(*std::make_shared<nn::Llama>(smollm2_360m(classes)));
+  return nn::list_parameters(
+      *nn::defer([&] { return std::make_shared<nn::Llama>(smollm2_360m(classes)); }));
 }
 
 Cell ladder(std::int64_t classes) {

@@ -11,6 +11,7 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
 #include <tests/support/test_folder.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/safetensors/safetensors.hpp>
@@ -43,8 +44,7 @@ TEST(Model, HasTheSizesOfTheRealOne) {
   for (const nn::LlamaConfig& config :
        {with("tiny", true, 0), with("tiny", false, 0), with("tiny", true, 5),
         with("smollm2-135m", true, 0), with("smollm2-360m", true, 0)}) {
-    const nn::DeferredStorage deferred;
-    const auto real = std::make_shared<nn::Llama>(config);
+    const auto real = nn::defer([&] { return std::make_shared<nn::Llama>(config); });
     const nn::ParameterList parameters = nn::list_parameters(*real);
     std::vector<std::int64_t> units(parameters.units.size(), 0);
     for (const nn::Parameter& p : parameters.parameters) units[p.unit] += p.numel();

@@ -17,6 +17,7 @@
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/loop/trainer.hpp>
@@ -119,11 +120,7 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
                                    communicator.rank(), communicator.size(), /*seed=*/1);
-  std::shared_ptr<nn::Mlp> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Mlp>(config);
-  }
+  const auto model = nn::defer([&] { return std::make_shared<nn::Mlp>(config); });
   nn::SeededValues values(/*seed=*/7);
   train::Registry registry;
   options.register_chapter(registry);

@@ -13,6 +13,7 @@
 #include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 
@@ -44,11 +45,7 @@ data::Batch batch_of(const nn::LlamaConfig& config, int rank) {
 std::vector<std::string> measure(dist::Communicator& communicator, const Options& options,
                                  const std::string& variant) {
   const nn::LlamaConfig config = nn::preset(options.model);
-  std::shared_ptr<nn::Llama> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Llama>(config);
-  }
+  const auto model = nn::defer([&] { return std::make_shared<nn::Llama>(config); });
   nn::SeededValues values(/*seed=*/7);
   TensorZero3 strategy({*model, communicator, optim::adamw(), &values, variant});
   // The shards, which are there all the time; what comes on top is what was gathered.

@@ -17,6 +17,7 @@
 #include <tools/support/table.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/thousands.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/flat/shard_layout.hpp>
@@ -114,9 +115,8 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   return run_program("shares", [&] {
     tools::check_arguments(argc, argv);
-    const nn::DeferredStorage deferred;  // shapes only
-    nn::Llama llama(nn::preset(model));
-    const nn::ParameterList list = nn::list_parameters(llama);
+    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(nn::preset(model)); });
+    const nn::ParameterList list = nn::list_parameters(*llama);
     const tools::Json document = compare(model, list);
     if (!json.empty()) tools::write_json(json, document);
     return 0;

@@ -7,6 +7,7 @@
 #include <00_simple_ddp/simple_ddp.hpp>
 #include <01_zero1/zero1_sharding.hpp>
 #include <grading/check.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
@@ -86,8 +87,7 @@ class Halfway : public zero::nn::Model {
 
 template <typename Model>
 std::shared_ptr<zero::nn::Model> deferred() {
-  const zero::nn::DeferredStorage storage;
-  return std::make_shared<Model>();
+  return zero::nn::defer([] { return std::make_shared<Model>(); });
 }
 
 struct Example {

@@ -11,6 +11,7 @@
 #include <grading/check.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -31,12 +32,10 @@ constexpr double kBillions = 13;
 template <typename Strategy>
 std::int64_t held_by(int rank, int ranks) {
   const std::int64_t before = zero::memory::snapshot().model_states();
-  std::shared_ptr<zero::nn::Mlp> model;
-  {
-    const zero::nn::DeferredStorage deferred;
-    model = std::make_shared<zero::nn::Mlp>(zero::nn::MlpConfig{
+  const auto model = zero::nn::defer([] {
+    return std::make_shared<zero::nn::Mlp>(zero::nn::MlpConfig{
         .inputs = 24, .hidden = {40, 16}, .outputs = 8, .dtype = at::kBFloat16});
-  }
+  });
   zero::nn::SeededValues values(1);
   zero::dist::Communicator communicator = zero::dist::connect_fake(rank, ranks);
   Strategy strategy(

@@ -9,7 +9,6 @@
 #include <zero/base/scoped_value.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/defer.hpp>
-#include <zero/nn/layer.hpp>
 
 namespace zero::nn {
 namespace {
@@ -129,11 +128,12 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 
 }  // namespace
 
+bool detail::is_deferring() { return made != nullptr; }
+
 void detail::construct_deferred(const std::function<torch::nn::Module&()>& construct) {
   if (made != nullptr) throw Error("zero::nn::defer() inside another");
   MadeTensors tensors;
   const ScopedValue<MadeTensors*> here(made, &tensors);
-  const DeferredStorage layers_too;
   torch::nn::Module* module = nullptr;
   {
     const c10::impl::IncludeDispatchKeyGuard sees_operations(kKey);

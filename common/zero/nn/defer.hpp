@@ -8,14 +8,17 @@ namespace zero::nn {
 
 namespace detail {
 void construct_deferred(const std::function<torch::nn::Module&()>& construct);
-}
+/// Whether it runs on this thread.
+bool is_deferring();
+}  // namespace detail
 
-/// Constructs a module of torch::nn whose parameters have shapes and no values:
+/// Constructs a module, of torch::nn or of nn::Layer, whose parameters have shapes and no values:
 ///
 ///     const auto net = zero::nn::defer([&] { return std::make_shared<Net>(options); });
 ///
-/// So no rank ever holds the model. An engine gives each rank its shards, with first values from a
-/// ParameterSource. Acts on this rank and thread alone.
+/// So no rank ever holds the model. A strategy gives each rank its shards, with first values from a
+/// ParameterSource, and no rank holds more than its stage allows, not even at the start. Acts on
+/// this rank and thread alone.
 ///
 /// While the module is constructed, a parameter loses its bytes before the operation that follows
 /// its registration, so that at most one has any. An operation that writes into a parameter does

@@ -3,6 +3,7 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/layer.hpp>
 
 namespace zero::nn {
@@ -126,7 +127,7 @@ at::Tensor Layer::add_parameter(const std::string& name, at::IntArrayRef sizes,
                                 Initializer initializer, at::ScalarType dtype,
                                 const TensorPlacement& placement) {
   at::Tensor tensor = memory::without_storage(placement.part_sizes(sizes, name), dtype);
-  if (!DeferredStorage::active()) {
+  if (!detail::is_deferring()) {
     const memory::Charge charge(memory::Category::kParameters);
     memory::allocate_storage(tensor);
   }

@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include <zero/base/scoped_flag.hpp>
 #include <zero/nn/tensor_placement.hpp>
 
 namespace zero::nn {
@@ -28,11 +27,6 @@ struct Initializer {
   static Initializer uniform(double bound) { return {Kind::kUniform, bound}; }
   static Initializer constant(double value) { return {Kind::kConstant, value}; }
 };
-
-/// While it lives, layers built on this thread make parameters with a shape but no bytes
-/// (memory::without_storage). A strategy adds storage and values later, whole or unit by unit, so
-/// that a rank never holds more than its stage allows, not even at the start.
-using DeferredStorage = ScopedFlag<struct DeferredStorageTag>;
 
 /// A module whose parameters know their initializers, so that values can be drawn later and on any
 /// rank. The project's own layers derive from it; a user's modules need not.
@@ -76,8 +70,8 @@ class Layer : public torch::nn::Module {
   }
 
  protected:
-  /// Registers a parameter of the given shape that requires a gradient. Outside DeferredStorage it
-  /// has bytes at once, uninitialised, charged to Category::kParameters: call
+  /// Registers a parameter of the given shape that requires a gradient. Outside of defer() it has
+  /// bytes at once, uninitialised, charged to Category::kParameters: call
   /// initialize_parameters() on the finished model. If `placement` cuts it, `sizes` are those of
   /// the whole and this rank's part is registered. Throws zero::Error if parts would not be equal.
   at::Tensor add_parameter(const std::string& name, at::IntArrayRef sizes, Initializer initializer,

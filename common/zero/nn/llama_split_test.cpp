@@ -5,6 +5,7 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/tensors.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -123,12 +124,7 @@ TEST_P(SplitLlama, SendsWhatTheFormulaSays) {
 TEST(SplitLlamaThatDoesNotFit, NamesTheNumberAndAPresetThatDoes) {
   on_ranks(2, [](Communicator& axis) {
     const auto refused = [&](const LlamaConfig& config, const std::vector<std::string>& parts) {
-      expect_error(
-          [&] {
-            const DeferredStorage deferred;
-            Llama(config, axis);
-          },
-          parts);
+      expect_error([&] { defer([&] { return std::make_shared<Llama>(config, axis); }); }, parts);
     };
     refused(preset("smollm2-360m"), {"15 heads", "2 tensor ranks", "llama-360m"});
     refused(preset("smollm2-135m"), {"9 heads", "llama-360m"});

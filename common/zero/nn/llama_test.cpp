@@ -6,6 +6,7 @@
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -256,9 +257,8 @@ TEST_P(LlamaShape, HasTheCountsOfThePublishedModelAndNoBytesYet) {
   LlamaConfig config = preset(shape.preset);
   config.classes = shape.classes;
   const memory::Snapshot before = memory::snapshot();
-  const DeferredStorage deferred;
-  Llama model(config);
-  const ParameterList list = list_parameters(model);
+  const auto model = defer([&] { return std::make_shared<Llama>(config); });
+  const ParameterList list = list_parameters(*model);
   EXPECT_EQ(memory::snapshot().total, before.total);
   EXPECT_EQ(list.size(), shape.tensors);
   EXPECT_EQ(list.numel(), shape.elements);
@@ -277,9 +277,8 @@ TEST_P(LlamaShape, HasTheCountsOfThePublishedModelAndNoBytesYet) {
 }
 
 std::vector<std::string> described(const LlamaConfig& config) {
-  const DeferredStorage deferred;
-  Llama model(config);
-  const ParameterList list = list_parameters(model);
+  const auto model = defer([&] { return std::make_shared<Llama>(config); });
+  const ParameterList list = list_parameters(*model);
   std::vector<std::string> lines;
   for (const Parameter& p : list.parameters) {
     std::string line = p.name;

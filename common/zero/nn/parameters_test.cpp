@@ -10,6 +10,7 @@
 #include <tests/support/test_unit.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -108,11 +109,13 @@ TEST(TiedParameters, AreListedOnceInTheInnermostUnitAroundAllPlaces) {
 
 // Two parameters without bytes do not share any.
 TEST(ListParameters, TakesDeferredParametersForDifferentOnes) {
-  const DeferredStorage deferred;
-  TestUnit root;
-  root.add("a", {3});
-  root.add("b", {3});
-  EXPECT_EQ(list_parameters(root).size(), 2U);
+  const auto root = defer([] {
+    auto unit = std::make_shared<TestUnit>();
+    unit->add("a", {3});
+    unit->add("b", {3});
+    return unit;
+  });
+  EXPECT_EQ(list_parameters(*root).size(), 2U);
 }
 
 TEST(OnGradientReady, IsCalledOncePerBackwardAfterTheLastUse) {
@@ -276,13 +279,12 @@ TEST(SeededValues, LeaveWhatHasNoInitializerOrSayThatItHasNoValues) {
 }
 
 TEST(InitializeParameters, GivesBytesAndRecordsNothing) {
-  std::unique_ptr<TestUnit> root;
   at::Tensor p;
-  {
-    const DeferredStorage deferred;
-    root = std::make_unique<TestUnit>();
-    p = root->add("weight", {100});
-  }
+  const auto root = defer([&] {
+    auto unit = std::make_unique<TestUnit>();
+    p = unit->add("weight", {100});
+    return unit;
+  });
   const memory::Snapshot before = memory::snapshot();
   SeededValues values(1);
   initialize_parameters(*root, values);
@@ -294,17 +296,16 @@ TEST(InitializeParameters, GivesBytesAndRecordsNothing) {
   EXPECT_EQ(p._version(), 0);
 }
 
-TEST(DeferredStorage, NestsAndBelongsToItsThread) {
-  EXPECT_FALSE(DeferredStorage::active());
-  {
-    const DeferredStorage outer;
-    { const DeferredStorage inner; }
-    EXPECT_TRUE(DeferredStorage::active());
-    bool elsewhere = true;
-    std::thread([&] { elsewhere = DeferredStorage::active(); }).join();
-    EXPECT_FALSE(elsewhere);
-  }
-  EXPECT_FALSE(DeferredStorage::active());
+TEST(Defer, BelongsToItsThread) {
+  const auto has_bytes = [] { return memory::has_storage(TestUnit().add("weight", {3})); };
+  defer([&] {
+    EXPECT_FALSE(has_bytes());
+    bool elsewhere = false;
+    std::thread([&] { elsewhere = has_bytes(); }).join();
+    EXPECT_TRUE(elsewhere);
+    return std::make_unique<TestUnit>();
+  });
+  EXPECT_TRUE(has_bytes());
 }
 
 }  // namespace

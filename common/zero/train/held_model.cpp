@@ -81,8 +81,8 @@ void verify_ignored(const nn::ParameterList& list, nn::Model& model) {
     const auto is_it = [&](const nn::Parameter& p) { return p.tensor.is_same(item.value()); };
     if (memory::has_storage(item.value()) || std::ranges::any_of(list.parameters, is_it)) continue;
     throw Error(fmt::format(
-        "the ignored parameter '{}' has no values: build the model without nn::defer() or "
-        "nn::DeferredStorage, because only the program gives it values",
+        "the ignored parameter '{}' has no values: build the model without nn::defer(), because "
+        "only the program gives it values",
         item.key()));
   }
 }
