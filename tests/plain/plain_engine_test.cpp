@@ -209,6 +209,24 @@ TEST(PlainEngine, AnotherBackwardThroughTheModuleHasTheWeights) {
   });
 }
 
+TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> slopes;
+    for (const int stage : {0, 3}) {
+      at::manual_seed(7);
+      Wide net;
+      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      const at::Tensor x = at::ones({Wide::kWidth}).requires_grad_(true);
+      const at::Tensor loss = engine.forward([&] {
+        const std::vector<at::Tensor> left = {x}, right = {net.linear(0).bias};
+        return at::_foreach_mul(left, right).front().sum();
+      });
+      ASSERT_NO_THROW(slopes.push_back(torch::autograd::grad({loss}, {x})[0])) << stage;
+    }
+    EXPECT_TRUE(at::equal(slopes[0], slopes[1]));
+  });
+}
+
 TEST(PlainEngine, ResumesWithBuffersAtAnotherStage) {
   const TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {

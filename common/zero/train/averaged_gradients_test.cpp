@@ -17,9 +17,16 @@ using testing::Toy;
 
 // Parameter i is that of rank i modulo the number of ranks.
 struct Averages final : Shards {
-  explicit Averages(dist::Communicator& communicator, bool adds_averages = false)
+  explicit Averages(dist::Communicator& communicator, bool adds_averages = false,
+                    at::ScalarType dtype = at::kFloat)
       : ranks(communicator),
+        toy(alone_in(dtype)),
         gradients(list, stage, mesh, *this, dist::ReduceType::kOwn, adds_averages) {}
+  static Toy alone_in(at::ScalarType dtype) {
+    Toy toy = Toy::alone();
+    toy.model->to(dtype);
+    return toy;
+  }
   bool owns(std::size_t i) const { return static_cast<int>(i) % ranks.size() == ranks.rank(); }
   ParameterShard piece(std::size_t i) const override {
     return {owns(i) ? list.parameters[i].tensor : at::Tensor()};
@@ -43,7 +50,7 @@ struct Averages final : Shards {
   double element() { return grad(static_cast<std::size_t>(ranks.rank())).max().item<double>(); }
 
   dist::Communicator& ranks;
-  const Toy toy = Toy::alone();
+  const Toy toy;
   const nn::ParameterList list = nn::list_parameters(*toy.model);
   const StageOfModel stage{*toy.model, list};
   const dist::Mesh mesh{ranks};
@@ -68,14 +75,16 @@ TEST_P(Averaged, GradientsAreThoseThatSomeRankHasUsed) {
 
 TEST_P(Averaged, GradientsAreClippedByTheNormOfAllRanks) {
   on_ranks(GetParam(), [](dist::Communicator& ranks) {
-    Averages averages(ranks);
-    averages.reduce(8);
-    averages.gradients.set_loss_scale(4);
-    const float norm = 2 * std::sqrt(static_cast<float>(averages.list.numel()));
-    EXPECT_FLOAT_EQ(averages.gradients.clip(2 * norm), norm);
-    EXPECT_EQ(averages.element(), 8);
-    EXPECT_FLOAT_EQ(averages.gradients.clip(norm / 2), norm);
-    EXPECT_NEAR(averages.element(), 4, 1e-5);
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      Averages averages(ranks, /*adds_averages=*/false, dtype);
+      averages.reduce(8);
+      averages.gradients.set_loss_scale(4);
+      const float norm = 2 * std::sqrt(static_cast<float>(averages.list.numel()));
+      EXPECT_FLOAT_EQ(averages.gradients.clip(2 * norm), norm);
+      EXPECT_EQ(averages.element(), 8);
+      EXPECT_FLOAT_EQ(averages.gradients.clip(norm / 2), norm);
+      EXPECT_NEAR(averages.element(), 4, 1e-5) << c10::toString(dtype);
+    }
   });
 }
 

@@ -122,6 +122,15 @@ TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
   }
 }
 
+TEST(BackwardSchedule, KeepsTheUsesOfAStepThroughAnEvaluation) {
+  Recorded schedule;
+  schedule.forward({0, 4, 4});
+  schedule->begin_forward(/*trains=*/false);
+  schedule->end_forward();
+  EXPECT_EQ(schedule->uses(4), 2);
+  EXPECT_EQ(schedule->uses(3), 0);
+}
+
 // A loss of the program's own, such as one of two predictions.
 TEST(BackwardSchedule, CountsUsesOutsideOfAForwardPass) {
   Recorded schedule;

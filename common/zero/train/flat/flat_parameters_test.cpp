@@ -1,5 +1,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <tests/support/ranks.hpp>
@@ -14,15 +15,15 @@ using testing::on_ranks;
 
 // The first of two parameters: as many doubles, 0, 1, 2, …, sharded over the ranks.
 struct OneBuffer {
-  OneBuffer(dist::Communicator& communicator, Sharded sharded, std::int64_t elements,
+  OneBuffer(dist::Communicator& communicator, const FlatOptions& options, std::int64_t elements,
             bool frozen = false) {
     weight = unit.add("weight", {elements});
     weight.set_requires_grad(!frozen);
     memory::raw(weight).copy_(at::arange(elements));
     unit.add("trained", {1});
     list = nn::list_parameters(unit);
-    flat = std::make_unique<FlatParameters>(list, std::vector<std::size_t>{0},
-                                            FlatOptions{.sharded = sharded}, communicator, pool);
+    flat = std::make_unique<FlatParameters>(list, std::vector<std::size_t>{0}, options,
+                                            communicator, pool);
     flat->initialize({});
   }
 
@@ -33,13 +34,16 @@ struct OneBuffer {
   std::unique_ptr<FlatParameters> flat;
 };
 
+constexpr Sharded kAllStages[] = {Sharded::kNothing, Sharded::kOptimizer, Sharded::kGradients,
+                                  Sharded::kParameters};
+
 // A shard has 64 elements, so that of 65 the last one lies alone in rank 1's.
 TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
   on_ranks(2, [](dist::Communicator& communicator) {
     constexpr std::int64_t kElements = ShardLayout::kAlignment + 1;
     const std::int64_t mine = communicator.rank() == 0 ? kElements - 1 : 1;
     for (const Sharded sharded : {Sharded::kOptimizer, Sharded::kGradients, Sharded::kParameters}) {
-      OneBuffer buffer(communicator, sharded, kElements);
+      OneBuffer buffer(communicator, {.sharded = sharded}, kElements);
       FlatParameters& flat = *buffer.flat;
       EXPECT_EQ(flat.updated().size(), 1U);
       if (sharded == Sharded::kParameters) {
@@ -68,11 +72,29 @@ TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
   });
 }
 
+TEST(FlatParameters, AnAverageStaysWhileTheNextMicroBatchIsWritten) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const Sharded sharded : kAllStages) {
+      OneBuffer buffer(communicator, {.sharded = sharded, .adds_averages = true}, /*elements=*/100);
+      FlatParameters& flat = *buffer.flat;
+      flat.start_gather();
+      flat.wait_gather();
+      flat.gradient_view(0).fill_(3);
+      buffer.weight.mutable_grad() = flat.gradient_view(0);
+      flat.start_reduce();
+      flat.finish_reduce();
+      // As AveragedGradients takes it.
+      const at::Tensor average = std::exchange(flat.piece(0).tensor.mutable_grad(), at::Tensor());
+      flat.gradient_view(0).fill_(5);
+      EXPECT_TRUE(at::equal(average, at::full_like(average, 3.)));
+    }
+  });
+}
+
 TEST(FlatParameters, FrozenOnesSendNoMoreThanTheirGathers) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    for (const Sharded sharded :
-         {Sharded::kNothing, Sharded::kOptimizer, Sharded::kGradients, Sharded::kParameters}) {
-      OneBuffer buffer(communicator, sharded, /*elements=*/65, /*frozen=*/true);
+    for (const Sharded sharded : kAllStages) {
+      OneBuffer buffer(communicator, {.sharded = sharded}, /*elements=*/65, /*frozen=*/true);
       const bool gathers = sharded == Sharded::kParameters;
       EXPECT_EQ(buffer.flat->sent(/*gathers=*/3).all, gathers ? 3 * buffer.flat->shard_bytes() : 0);
       EXPECT_TRUE(buffer.flat->updated().empty() || sharded == Sharded::kNothing);
