@@ -13,7 +13,6 @@
 namespace zero::testing {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(EngineWithSecondaryShards, TrainsAsStage3) {
@@ -49,24 +48,18 @@ TEST(EngineWithSecondaryShards, SkipsAStepThatOverflows) {
   });
 }
 
-// In C++ or in a file, of DeepSpeed or of the engine: what is not set is off.
+// In C++ or in a file: what is not set is off.
 TEST(EngineWithZeroPlusPlus, HasNoPartThatIsNotSet) {
   const std::vector<const char*> parts = {"secondary_shards", "quantize_parameters",
                                           "quantize_gradients"};
-  const std::vector<const char*> of_deepspeed = {R"("zero_hpz_partition_size": 2)",
-                                                 R"("zero_quantized_weights": true)",
-                                                 R"("zero_quantized_gradients": true)"};
   for (unsigned chosen = 1; chosen < 8; ++chosen) {
-    std::string ours, theirs;
+    std::string ours;
     for (unsigned p = 0; p < 3; ++p) {
       const bool is_on = (chosen >> p) % 2 == 1;
       if (is_on) ours += fmt::format("{}\"{}\": true", ours.empty() ? "" : ", ", parts[p]);
-      if (is_on) theirs += fmt::format(", {}", of_deepspeed[p]);
     }
-    const std::string file = fmt::format(R"({{"zero_optimization": {{"stage": 3{}}}}})", theirs);
     for (const EngineConfig& config :
-         {EngineConfig{.more = "{" + ours + "}"}, engine_config("{" + ours + "}"),
-          engine_config_from_deepspeed(file).config}) {
+         {EngineConfig{.more = "{" + ours + "}"}, engine_config("{" + ours + "}")}) {
       for (unsigned p = 0; p < 3; ++p) {
         EXPECT_THAT(mode_options(config),
                     HasSubstr(fmt::format("\"{}\": {}", parts[p], (chosen >> p) % 2 == 1)))
@@ -177,20 +170,6 @@ TEST(EngineWithZeroPlusPlus, ReadsItsOptionsInAMode) {
       {"hpz:shard_size=2", "unknown key 'shard_size'"},
       {"engine3:secondary_shards=true", "secondary_shards is a key of hpz, qwz, qgz, zeropp"}};
   for (const auto& row : wrong) expect_error([&] { registry.check(row.first); }, {row.second});
-}
-
-TEST(EngineWithZeroPlusPlus, ReadsDeepSpeedsNames) {
-  const auto read = [](const char* json) { return engine_config_from_deepspeed(json).config; };
-  const EngineConfig all = read(R"({"stage": 3, "zero_hpz_partition_size": 8,
-      "zero_quantized_weights": true, "zero_quantized_gradients": true})");
-  EXPECT_EQ(mode_of(all), "zeropp");
-  EXPECT_THAT(all.more, HasSubstr(R"("group_size":8)"));
-  EXPECT_EQ(mode_of(read(R"({"stage": 3, "zero_quantized_gradients": true})")), "qgz");
-  EXPECT_EQ(mode_of(read(R"({"stage": 3, "zero_hpz_partition_size": 1})")), "engine3");
-  const ReadConfig below = engine_config_from_deepspeed(
-      R"({"stage": 2, "zero_hpz_partition_size": 8, "zero_quantized_weights": true})");
-  EXPECT_EQ(mode_of(below.config), "engine2");
-  EXPECT_THAT(below.notes, ElementsAre(HasSubstr("make no difference below stage 3")));
 }
 
 }  // namespace

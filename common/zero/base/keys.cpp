@@ -124,11 +124,7 @@ void Keys::read(const Json& object) const {
     if (found == fields_.end()) {
       throw Error(where_ + ": " + unknown_name_message("key", key, names()));
     }
-    if (notes_ != nullptr && value == "auto") {
-      notes_->push_back(fmt::format("{} is \"auto\": it has its default here", key));
-    } else {
-      found->second.take(value);
-    }
+    found->second.take(value);
   }
   for (const Rule& rule : rules_) {
     if (!rule.is_right()) throw Error(where_ + ": " + rule.wrong);

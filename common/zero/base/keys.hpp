@@ -21,9 +21,8 @@ class Keys {
   /// Every whole number up to here is a double.
   static constexpr std::int64_t kMostCount = 9'000'000'000'000'000;
 
-  /// `where`: for messages. With `notes`, "auto" is read as a key that is left out, and noted.
-  explicit Keys(std::string where, std::vector<std::string>* notes = nullptr)
-      : where_(std::move(where)), notes_(notes) {}
+  /// `where`: for messages.
+  explicit Keys(std::string where) : where_(std::move(where)) {}
   Keys(const Keys&) = delete;  // fields refer to it
   Keys& operator=(const Keys&) = delete;
 
@@ -76,7 +75,6 @@ class Keys {
   };
 
   std::string where_;
-  std::vector<std::string>* notes_;
   std::map<std::string, Field> fields_;
   std::vector<Rule> rules_;
 };

@@ -71,15 +71,5 @@ TEST(Keys, RefusesWhatCannotBe) {
   expect_error([] { checked(Fields{.ahead = -2}); }, {"ahead is -2"});
 }
 
-TEST(Keys, NotesWhatIsLeftToTheDefault) {
-  std::vector<std::string> notes;
-  Fields fields;
-  Keys keys("here", &notes);
-  declare(keys, fields);
-  keys.read(std::string(R"({"count": "auto"})"));
-  EXPECT_EQ(fields, Fields{});
-  EXPECT_EQ(notes, std::vector<std::string>{"count is \"auto\": it has its default here"});
-}
-
 }  // namespace
 }  // namespace zero::base

@@ -71,7 +71,7 @@ std::string mode_of(const EngineConfig& config);
 /// A configuration for DeepSpeed, translated.
 struct ReadConfig {
   EngineConfig config;
-  std::vector<std::string> notes;  ///< one sentence for each thing that was ignored
+  std::vector<std::string> notes;  ///< what was ignored
 };
 
 /// See train::read_deepspeed_options().

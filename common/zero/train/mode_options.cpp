@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,12 +10,13 @@
 #include <zero/base/keys.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/train/mode_options.hpp>
-#include <zero/train/overlap_options.hpp>
 
 namespace zero::train {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr double kMib = 1 << 20;
 
 // Adds "lookahead=2" to `settings`: numbers and true keep their types, anything else is a string.
 // Overrides a setting of the file, but refuses to set a key twice.
@@ -77,157 +79,99 @@ std::string merged(const std::string& first, const std::string& second) {
 
 namespace {
 
-// A block that says where states are. `host`: what its device "cpu" is here; "none": nothing.
-void read_offload(base::Keys& block, const char* key, const std::string& host, std::string& place,
-                  std::vector<std::string>& notes) {
-  block.field(key, [=, &block, &place, &notes](const Json& value) {
-    const auto entry = [&value](const char* name) {
-      return value.is_object() && value.contains(name) ? value[name] : Json();
-    };
-    const Json device = entry("device");
-    if (value.is_null() || device == "none") return;
-    const bool is_host = device == "cpu";
-    const Json chosen = is_host ? Json(host) : entry("nvme_path");
-    if ((!is_host && device != "nvme") || !chosen.is_string()) {
-      block.refuse(key, value,
-                   "left out, or have the device \"cpu\", or \"nvme\" and an nvme_path, a folder");
+constexpr const char* kDeepSpeed = "the DeepSpeed configuration";
+
+// The values of an object by their paths, such as "zero_optimization.stage"; null says nothing.
+void add_paths(Json& values, const std::string& path, const Json& object) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_object() && !value.empty()) {
+      add_paths(values, path + key + ".", value);
+    } else if (!value.is_null()) {
+      values[path + key] = value;
     }
-    place = chosen.get<std::string>();
-    notes.push_back(
-        place == "none"
-            ? fmt::format("{} to \"cpu\" changes nothing: parameters stay on the device", key)
-            : fmt::format("of {} only device and nvme_path are read", key));
-  });
+  }
 }
 
-void note_what_makes_no_difference(base::Keys& block, std::vector<std::string>& notes) {
-  for (const char* key :
-       {"allgather_partitions", "allgather_bucket_size", "reduce_scatter", "round_robin_gradients",
-        "sub_group_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-        "stage3_gather_16bit_weights_on_model_save", "mics_hierarchical_params_gather"}) {
-    block.field(key, [key, &notes](const Json&) {
-      notes.push_back(fmt::format("{} makes no difference here", key));
+// What is read of a configuration for DeepSpeed, and its defaults there.
+struct DeepSpeedOptions {
+  std::int64_t stage = 0;
+  std::int64_t bucket_elements = 0;  // 0: not said
+  std::int64_t prefetched = 1;
+  std::string device = "none", folder;
+  std::int64_t accumulation_steps = 1;
+  double clip_norm = 0;
+  bool bf16 = false, fp16 = false;
+};
+
+void declare(base::Keys& keys, DeepSpeedOptions& o) {
+  const auto text = [&keys](const std::string& key, const char* right, std::string& out) {
+    keys.field(key, [&keys, key, right, &out](const Json& value) {
+      if (!value.is_string()) keys.refuse(key, value, right);
+      out = value.get<std::string>();
+    });
+  };
+  const std::string zero = "zero_optimization", offload = zero + ".offload_optimizer";
+  for (const std::string& block : {zero, offload, std::string("bf16"), std::string("fp16")}) {
+    keys.field(block, [&keys, block](const Json& value) {
+      if (!value.is_object()) keys.refuse(block, value, "a JSON object");
     });
   }
-  block.field("offload_param",
-              [&notes](const Json&) { notes.emplace_back("offload_param is not read"); });
+  keys.count_if(
+      zero + ".stage", [](std::int64_t n) { return n >= 0 && n <= 3; }, "0, 1, 2 or 3", o.stage);
+  keys.count(zero + ".reduce_bucket_size", 1, o.bucket_elements);
+  keys.count(zero + ".stage3_prefetch_bucket_size", 0, o.prefetched);
+  text(offload + ".device", "\"none\", \"cpu\" or \"nvme\"", o.device);
+  text(offload + ".nvme_path", "a folder", o.folder);
+  keys.count("gradient_accumulation_steps", 1, o.accumulation_steps);
+  keys.real("gradient_clipping", "a norm, or 0 for no clipping", o.clip_norm);
+  keys.flag("bf16.enabled", o.bf16);
+  keys.flag("fp16.enabled", o.fp16);
+  keys.require(
+      [&o] {
+        return o.device == "none" || o.device == "cpu" || (o.device == "nvme" && !o.folder.empty());
+      },
+      offload + " must have the device \"none\", \"cpu\", or \"nvme\" and an nvme_path, a folder");
 }
 
-// The groups of ranks: those of MiCS or those of ZeRO++, at stage 3.
-Json groups(std::int64_t mics, std::int64_t hpz_partition, bool weights, bool gradients) {
-  Json groups = Json::object();
-  if (mics > 0) groups["shard_size"] = mics;
-  if (hpz_partition > 1) {
-    groups["secondary_shards"] = true;
-    groups["group_size"] = hpz_partition;
+std::string our_options(const DeepSpeedOptions& o) {
+  Json options = {{"stage", o.stage}};
+  if (o.bucket_elements > 0) {
+    const double mib = static_cast<double>(o.bucket_elements) * (o.bf16 || o.fp16 ? 2 : 4) / kMib;
+    options.update({{"bucket_mib", mib}, {"in_flight_mib", 2 * mib}});
   }
-  if (weights) groups["quantize_parameters"] = true;
-  if (gradients) groups["quantize_gradients"] = true;
-  return groups;
-}
-
-// The block zero_optimization. Sizes of buckets are in elements.
-void read_zero_optimization(const Json& json, std::int64_t element_bytes, Json& options,
-                            std::vector<std::string>& notes) {
-  OverlapOptions ours{.stage = 0};  // DeepSpeed's own default
-  base::Keys own("zero_optimization"), block("zero_optimization", &notes);
-  declare(own, ours);
-  block.field("stage", [&own](const Json& value) { own.read(Json{{"stage", value}}); });
-  std::int64_t bucket_elements = ours.bucket_bytes / element_bytes;
-  std::int64_t prefetch = 1, hpz_partition = 1, mics = 0;
-  bool weights = false, gradients = false, overlaps = true, contiguous = true;
-  block.count("reduce_bucket_size", 1, bucket_elements);
-  block.count("stage3_prefetch_bucket_size", 0, prefetch);
-  block.count("stage3_param_persistence_threshold", 0, ours.whole_below);
-  block.count("zero_hpz_partition_size", 0, hpz_partition);
-  const auto is_mics = [](std::int64_t n) { return n >= -1; };
-  block.count_if("mics_shard_size", is_mics, "-1 or a whole number from 0", mics);
-  block.flag("zero_quantized_weights", weights);
-  block.flag("zero_quantized_gradients", gradients);
-  block.flag("overlap_comm", overlaps);
-  block.flag("contiguous_gradients", contiguous);
-  read_offload(block, "offload_optimizer", "host", ours.offload, notes);
-  note_what_makes_no_difference(block, notes);
-  block.read(json);
-  if (!contiguous) {
-    notes.emplace_back("contiguous_gradients is false: gradients are contiguous here");
-  }
-  ours.bucket_bytes = bucket_elements * element_bytes;
-  ours.in_flight_bytes = overlaps ? 2 * ours.bucket_bytes : ours.bucket_bytes;
-  if (prefetch == 0 || !overlaps) ours.lookahead = 0;
-  options.update(base::json_object(own.text(), "the options"));
-  const Json of_groups = groups(mics, hpz_partition, weights, gradients);
-  if (ours.stage < 3 && !of_groups.empty()) {
-    notes.emplace_back(
-        "mics_shard_size, zero_hpz_partition_size, zero_quantized_weights and "
-        "zero_quantized_gradients make no difference below stage 3");
-    return;
-  }
-  if (mics > 0 && of_groups.size() > 1) {
-    throw Error(fmt::format(
-        "zero_optimization: mics_shard_size is {}, with which groups of ranks share the model "
-        "states; with the keys of ZeRO++ all ranks share them: leave out mics_shard_size or the "
-        "keys of ZeRO++",
-        mics));
-  }
-  options.update(of_groups);
-}
-
-// What a whole file has beside what is read, and what it lacks.
-void note_the_rest(const Json& file, base::Keys& around, std::vector<std::string>& notes) {
-  for (const auto& [key, value] : file.items()) {
-    if (around.has(key)) continue;
-    around.field(key, [&notes, name = key](const Json&) {
-      notes.push_back(fmt::format("{} is not read", name));
-    });
-  }
-  if (file.contains("gradient_clipping")) return;
-  notes.emplace_back(
-      "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19.8 clips to a norm of "
-      "1");
+  if (o.prefetched == 0) options["lookahead"] = 0;
+  if (o.device != "none") options["offload"] = o.device == "cpu" ? "host" : o.folder;
+  if (o.accumulation_steps != 1) options["accumulation_steps"] = o.accumulation_steps;
+  if (o.clip_norm != 0) options["clip_norm"] = o.clip_norm;
+  return options.dump();
 }
 
 }  // namespace
 
 ReadOptions read_deepspeed_options(const std::string& json) {
-  const Json file = base::json_object(json, "the DeepSpeed configuration");
-  std::vector<std::string> notes;
-  Json options = Json::object();
-  if (!file.contains("zero_optimization")) {
-    read_zero_optimization(file, /*element_bytes=*/4, options, notes);
-    return {options.dump(), notes};
+  Json values = Json::object(), read = Json::object();
+  add_paths(values, "", base::json_object(json, kDeepSpeed));
+  DeepSpeedOptions options;
+  base::Keys keys(kDeepSpeed);
+  declare(keys, options);
+  std::vector<std::string> ignored, notes;
+  for (const auto& [path, value] : values.items()) {
+    if (keys.has(path) && value != "auto") {
+      read[path] = value;
+    } else {
+      ignored.push_back(path);
+    }
   }
-  std::int64_t element_bytes = 4;
-  base::Keys around("the DeepSpeed configuration", &notes);
-  std::int64_t accumulation_steps = 1;
-  double clip_norm = 0;
-  around.count("gradient_accumulation_steps", 1, accumulation_steps);
-  around.real("gradient_clipping", "a norm, or 0 for no clipping", clip_norm);
-  for (const char* dtype : {"fp16", "bf16"}) {
-    around.field(dtype, [&, dtype](const Json& value) {
-      if (!value.is_object()) around.refuse(dtype, value, "a JSON object");
-      if (value.value("enabled", Json()) == true) element_bytes = 2;
-      notes.push_back(
-          fmt::format("of {} only \"enabled\" is read, for the size of an element: "
-                      "the model has its dtype and the engine its loss scale",
-                      dtype));
-    });
+  keys.read(read);
+  if (!ignored.empty()) {
+    notes.push_back(fmt::format("ignored of {}: {}", kDeepSpeed, fmt::join(ignored, ", ")));
   }
-  around.field("activation_checkpointing", [&notes](const Json&) {
+  if (!values.contains("gradient_clipping")) {
     notes.emplace_back(
-        "activation_checkpointing is not read: a model's own nn::checkpoint() has on_host for "
-        "cpu_checkpointing and partition_over for partition_activations");
-  });
-  around.field("zero_optimization", [](const Json&) {});
-  note_the_rest(file, around, notes);
-  around.read(file);
-  if (!file["zero_optimization"].is_object()) {
-    throw Error("zero_optimization must be a JSON object");
+        "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19.8 clips to a norm "
+        "of 1");
   }
-  if (accumulation_steps != 1) options["accumulation_steps"] = accumulation_steps;
-  if (clip_norm != 0) options["clip_norm"] = clip_norm;
-  read_zero_optimization(file["zero_optimization"], element_bytes, options, notes);
-  return {options.dump(), notes};
+  return {our_options(options), notes};
 }
 
 }  // namespace zero::train

@@ -5,7 +5,7 @@
 
 namespace zero::train {
 
-/// Options as a JSON object, and a sentence for each thing that was ignored.
+/// Options as a JSON object, and sentences about what was ignored.
 struct ReadOptions {
   std::string text;
   std::vector<std::string> notes;
@@ -21,26 +21,21 @@ ReadOptions read_mode_options(const std::string& text);
 /// The keys of both. A key that both have gets the value of `second`.
 std::string merged(const std::string& first, const std::string& second);
 
-/// Reads the block "zero_optimization" of a DeepSpeed configuration (the whole file, or the block
-/// alone), and from the whole file "gradient_accumulation_steps", "gradient_clipping" and "enabled"
-/// of "fp16" and "bf16". The options are
+/// Reads the file of a configuration for DeepSpeed:
 ///
-///     stage                               stage
-///     overlap_comm                        false: one bucket in flight at most, lookahead 0
-///     reduce_bucket_size                  bucket_mib (elements: of 2 bytes if fp16 or bf16 is
-///                                         enabled, else of 4)
-///     stage3_prefetch_bucket_size         0: lookahead 0
-///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
-///     zero_hpz_partition_size             group_size, with secondary_shards (0 and 1: without)
-///     zero_quantized_weights              quantize_parameters
-///     zero_quantized_gradients            quantize_gradients (4 bits; groups as above, or hosts)
-///     mics_shard_size                     shard_size, at stage 3 (0 and -1: all ranks)
-///     contiguous_gradients                always so here
-///     offload_optimizer                   offload: "host" if its device is "cpu", its nvme_path if
-///                                         it is "nvme"
+///     zero_optimization
+///       stage                          stage; 0 if there is none
+///       reduce_bucket_size             bucket_mib, and twice as much in_flight_mib (elements: of 2
+///                                      bytes if fp16 or bf16 is enabled, else of 4)
+///       stage3_prefetch_bucket_size    0: lookahead 0
+///       offload_optimizer              offload: "host" if its device is "cpu", its nvme_path if it
+///                                      is "nvme"
+///     gradient_accumulation_steps      accumulation_steps
+///     gradient_clipping                clip_norm
+///     bf16, fp16: enabled              for the size of an element
 ///
-/// "auto" is read as a key that is left out. Throws zero::Error for mics_shard_size beside a key of
-/// ZeRO++, and for unknown keys of the block. All else is ignored, and the notes say so.
+/// Every other key is ignored, and so is one whose value is "auto": one note names them all. Throws
+/// zero::Error for a value of the wrong type or out of range.
 ReadOptions read_deepspeed_options(const std::string& json);
 
 }  // namespace zero::train
