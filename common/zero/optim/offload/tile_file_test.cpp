@@ -266,6 +266,7 @@ TEST(TileFile, AFullDiskIsFoundBeforeAnythingIsUpdated) {
   EXPECT_FALSE(updated);
 }
 
+// Nothing moves any more when the error leaves.
 TEST(TileFile, AnErrorOfAnUpdateWaitsForTheDisk) {
   const TestFolder folder;
   TileFile file(in(folder.path()));
@@ -273,15 +274,16 @@ TEST(TileFile, AnErrorOfAnUpdateWaitsForTheDisk) {
   std::atomic<int> moving = 0;
   const testing::Disk disk([&](const Transfer& t) {
     ++moving;
-    std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
     const ssize_t done = t.as_asked();
     --moving;
     return done;
   });
   testing::expect_error(
       [&] {
-        file.stream(first_tiles(4), [](std::size_t tile, const at::Tensor&) {
-          if (tile == 2) throw Error("no");
+        file.stream(first_tiles(4), [&](std::size_t, const at::Tensor&) {
+          while (moving == 0) std::this_thread::yield();
+          throw Error("no");
         });
       },
       {"no"});
