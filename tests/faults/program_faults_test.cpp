@@ -54,8 +54,6 @@ TEST(RanksDiffer, InAnOption) {
                      "rank 0 has learning rate 0.1, rank 1 has learning rate 0.01");
   expect_both_refuse({"--seed", "1"}, {"--seed", "2"}, "rank 0 has seed 1, rank 1 has seed 2");
   expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch_size 2, rank 1 has batch_size 1");
-  expect_both_refuse({"--dtype", "bf16", "--reduce-dtype", "fp32"}, {"--dtype", "bf16"},
-                     "rank 0 has reduce_dtype \"fp32\", rank 1 has reduce_dtype \"parameter\"");
   expect_both_refuse({"--timeout", "9.5"}, {"--timeout", "10"},
                      "rank 0 has time limit 9.5, rank 1 has time limit 10");
   expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},

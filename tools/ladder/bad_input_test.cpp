@@ -2,14 +2,12 @@
 // an exit code that is not 0, and not one file written.
 
 #include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include <tests/support/bad_input.hpp>
 #include <tests/support/ladder_program.hpp>
 #include <tests/support/port.hpp>
 #include <tests/support/token_file_writer.hpp>
-#include <zero/nn/llama_config.hpp>
 
 namespace zero::ladder {
 namespace {
@@ -41,8 +39,11 @@ TEST(BadArguments, AreRefusedBeforeAnythingIsWritten) {
           {"--modes engine3:shard_size=2", {"shard_size is a key of hddp, hsdp1, hsdp2, hsdp3"}},
           {"--modes zero1:naiv", {"unknown mode 'zero1:naiv'", "zero1:naive"}},
           {"--task review", {"--task", "review not in {text,reviews}"}},
-          {"--dtype fp3", {"--dtype", "fp3 not in {fp32,bf16,fp16}"}},
-          {"--dtype bf16 --reduce-dtype fp23", {"--reduce-dtype", "fp23 not in"}},
+          {"--dtype fp3", {"--dtype", "fp3 not in {fp32,bf16}"}},
+          {"--dtype fp16", {"--dtype", "fp16 was removed: bf16 needs no loss scale"}},
+          {"--reduce-dtype fp32", {"--reduce-dtype was removed: an engine has reduce_in_float32"}},
+          {"--alone-mode ddp", {"--alone-mode was removed"}},
+          {"--auto-resume", {"--auto-resume was removed: --resume FOLDER goes on"}},
           {"--device cup", {"--device", "cup not in {cpu,cuda}"}},
           {"--ownership siez", {"'siez'", "size"}},
           {"--step 3", {"unknown option '--step'; known options: --help, --task"}},
@@ -148,69 +149,6 @@ TEST(EmptyValues, AreRefusedForEveryOptionThatNamesSomething) {
         "--trace ''", "--memory-timeline ''", "--json="}) {
     const std::string option = given.substr(0, given.find_first_of(" ="));
     expect_all_refused(kQuick + "--modes ddp ", {{given, {option + " needs a name or a value"}}});
-  }
-}
-
-void expect_place_refused(const TestFolder& folder, const std::string& arguments,
-                          const std::string& message) {
-  expect_refused(folder, "--steps 1 --seq-len 16 --no-compute-alone --modes ddp " + arguments,
-                 {message});
-}
-
-TEST(Paths, OfOutputsMayNotBeThoseOfInputs) {
-  const TestFolder folder;
-  const auto at = [&](const std::string& name) { return testing::shell_word(folder / name); };
-  const std::string text(400, 'a');
-  folder.write("text.txt", text);
-  std::filesystem::create_symlink(folder / "text.txt", folder / "link");
-  std::filesystem::create_directory(folder / "w");
-  const std::string config = nn::to_hugging_face_json(nn::preset("tiny")).dump();
-  folder.write("w/config.json", config);
-  const std::string over = "would be written to the place of --";
-  for (const std::string data : {"text.txt", "link", ""}) {
-    for (const std::string json : {"text.txt", "link"}) {
-      expect_place_refused(folder, "--model tiny --data" + at(data) + "--json" + at(json), over);
-    }
-  }
-  folder.write("t.ddp.rank1.json", text);
-  expect_place_refused(folder,
-                       "--model tiny --data" + at("t.ddp.rank1.json") + "--trace" + at("t.json"),
-                       "of --data " + (folder / "t.ddp.rank1.json").string());
-  for (const std::string& output :
-       {"--save" + at("w"), "--save" + at("w/"), "--save" + at("w/../w"),
-        "--json" + at("w/config.json"), "--memory-timeline" + at("w/config.json"),
-        "--checkpoint" + at("w")}) {
-    expect_place_refused(folder, "--weights" + at("w") + output, over);
-  }
-  EXPECT_EQ(testing::read_bytes(folder / "text.txt"), text);
-  EXPECT_EQ(testing::read_bytes(folder / "w/config.json"), config);
-}
-
-TEST(Paths, OfOutputsDiffer) {
-  const TestFolder folder;
-  const auto at = [&](const std::string& name) { return testing::shell_word(folder / name); };
-  const std::string same = "would be written to the place of --";
-  for (const std::string& outputs :
-       {"--json" + at("x.json") + "--trace" + at("x.json"),
-        "--json" + at("x.json") + "--memory-timeline" + at("none/../x.json"),
-        "--save" + at("s") + "--checkpoint" + at("s"), "--save" + at("s") + "--json" + at("s"),
-        "--save" + at("s") + "--json" + at("s/config.json"),
-        "--checkpoint" + at("c") + "--json" + at("c/manifest.json")}) {
-    expect_place_refused(folder, "--model tiny " + outputs, same);
-  }
-  expect_place_refused(
-      folder, "--model tiny --json" + at("t.ddp.rank0.json") + "--trace" + at("t.json"), same);
-}
-
-TEST(Paths, MayLieInOneFolder) {
-  const TestFolder folder;
-  const auto at = [&](const std::string& name) { return testing::shell_word(folder / name); };
-  for (int again = 0; again < 2; ++again) {
-    const ProcessResult ended =
-        run_ladder(folder, kQuick + "--modes ddp --save" + at("s") + "--json" +
-                               at("s/ladder.json") + "--trace" + at("s/t.json") +
-                               "--memory-timeline" + at("s/memory_timeline.json"));
-    EXPECT_EQ(ended.code, 0) << ended.said;
   }
 }
 

@@ -22,18 +22,8 @@ std::string problem_of_steps(const io::CheckpointInfo& saved, const Options& opt
         saved.step);
   }
   if (saved.step < options.steps) return "";
-  if (!options.checkpoint.auto_resume || saved.step > options.steps) {
-    return fmt::format("it is of step {}, and --steps or --epochs ends the run after {} in all",
-                       saved.step, options.steps);
-  }
-  // A launcher starts ranks again that were ended, be it after the last checkpoint.
-  std::error_code ignored;
-  if (options.save.empty() || fs::exists(fs::path(options.save) / "config.json", ignored))
-    return "";
-  return fmt::format(
-      "it is of step {}, the last, but the run ended before it wrote --save {}; one step more "
-      "(--steps {}) writes it",
-      saved.step, options.save, options.steps + 1);
+  return fmt::format("it is of step {}, and --steps or --epochs ends the run after {} in all",
+                     saved.step, options.steps);
 }
 
 // Batches of a run that goes on are those that it would have had.
@@ -115,7 +105,6 @@ std::string describe(const io::CheckpointInfo& saved, const Options& options) {
   std::string text = fmt::format("goes on after step {} of {}, saved by {} on {} rank{}",
                                  saved.step, options.checkpoint.resume, saved.mode,
                                  saved.world_size, saved.world_size == 1 ? "" : "s");
-  if (saved.step == options.steps) text += "\nthere is nothing left to train";
   for (const auto& group : saved.optimizer.groups) {
     const auto rate = group.find("learning_rate");
     if (rate == group.end() || rate->second == options.learning_rate) continue;

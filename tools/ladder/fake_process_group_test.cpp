@@ -106,7 +106,6 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
           {"--fake-process-group 6 --tp 2 --pp 2",
            {"6 ranks", "no multiple of 4", "take --fake-process-group 8"}},
           {"--fake-process-group 1 --tp 2", {"1 ranks", "take --fake-process-group 2"}},
-          {"--fake-process-group 4 --tp 2 --dtype fp16", {"overflow --dtype fp16: take bf16"}},
           {"--fake-process-group 4 --nproc 2", {"--nproc excludes --fake-process-group"}},
           {"--fake-process-group 4 --ranks-per-host 2 --link 1gbit",
            {"--link excludes --fake-process-group"}},

@@ -25,7 +25,7 @@
 ///   "identical_to_ddp"                   whether all ranks of both ended with the same weights;
 ///                  null if ddp did not run, the mode rounds, or the ranks are fake
 ///   "digest"       that all ranks have; null if they differ
-///   "validation", "loss_scale", "skipped_steps"   of its first rank, if there are such
+///   "validation"   of its first rank, if there is one
 ///   "ranks"        a row for each rank: "rank", "digest" and the figures X
 ///
 /// A digest is the SHA-256 over the bytes of every tensor of the whole model after the last step,
@@ -48,7 +48,7 @@
 ///   sent_data_bytes, sent_pipeline_bytes, sent_tensor_bytes
 ///                  along each axis of the mesh, without control messages
 ///   formula_data_bytes, formula_pipeline_bytes
-///                  what the formulas predict of these; null if no step updated anything
+///                  what the formulas predict of these
 ///   sent_between_hosts_bytes             of everything, what went to ranks on other hosts
 ///   step_seconds, forward_seconds, backward_seconds, communication_seconds, optimizer_seconds
 ///                  medians; communication is the time spent waiting for collectives, which the

@@ -168,15 +168,6 @@ TEST(LadderVerdict, ToleratesWhatTheContractAllows) {
   EXPECT_THAT(verdict(groups), IsEmpty());
 }
 
-// As when the loss scale was too large for every step.
-TEST(LadderVerdict, HasNoFormulaOfBytesIfNothingWasUpdated) {
-  const Json report = sample_modes([](Json& modes) {
-    set_all(modes[1], "formula_data_bytes", nullptr);
-    set_all(modes[1], "sent_data_bytes", 12);
-  });
-  EXPECT_THAT(verdict(report), IsEmpty());
-}
-
 TEST(LadderVerdict, ARankMayOwnNothing) {
   const auto rank_1_has = [](double mib_of_states) {
     return verdict(sample_modes([&](Json& modes) {

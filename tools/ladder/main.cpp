@@ -11,6 +11,7 @@
 
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/support/json.hpp>
+#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
@@ -22,7 +23,6 @@
 #include "device.hpp"
 #include "ladder_report.hpp"
 #include "options.hpp"
-#include "output_paths.hpp"
 #include "rank_run.hpp"
 #include "samples.hpp"
 
@@ -72,8 +72,7 @@ class Ranks {
     Json slowest;
     for (const Json& result : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
-           return run_rank(*alone, options.alone_mode, options,
-                           communicator.rank() == 0 ? "compute alone" : "");
+           return run_rank(*alone, "ddp", options, communicator.rank() == 0 ? "compute alone" : "");
          })) {
       const Json& row = result["row"];
       if (slowest.is_null() || row["step_seconds"] > slowest["step_seconds"]) slowest = row;
@@ -174,12 +173,6 @@ Json train_modes(const Options& options, Ranks& ranks, Json& report) {
 // What no column of the tables has, and where files are.
 void print_rest(const Options& options, const Json& report) {
   for (const Json& mode : report["modes"]) {
-    if (!mode.contains("loss_scale")) continue;
-    fmt::print("{}: loss scale {} in the last step, {} of {} steps left out\n",
-               mode["mode"].get<std::string>(), mode["loss_scale"].get<double>(),
-               mode["skipped_steps"].get<int>(), mode["losses"].size());
-  }
-  for (const Json& mode : report["modes"]) {
     if (mode.value("disk_bytes", 0.0) > 0) fmt::print("{}\n", disk_text(report, mode));
   }
   if (options.validation > 0) {
@@ -197,6 +190,16 @@ void print_rest(const Options& options, const Json& report) {
   std::fflush(stdout);
 }
 
+// Before the run, not after it.
+void check_writable(const Options& o) {
+  for (const std::string& file : {o.json, o.pictures.memory_timeline, o.pictures.trace}) {
+    if (!file.empty()) base::check_writable(file);
+  }
+  for (const std::string& folder : {o.save, o.checkpoint.folder}) {
+    if (!folder.empty()) base::check_writable(folder + "/config.json");
+  }
+}
+
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   if (options.device == "cpu") {
@@ -205,16 +208,14 @@ int run(int argc, char** argv) {
     use_gpus(argv);
   }
   Ranks ranks(options);
-  check_output_paths(options, ranks.reports());
+  if (ranks.reports()) check_writable(options);
   choose_model(options);
   check_mesh(options);
   const Json metadata = tools::run_metadata(argc, argv);
   Json report = check_before_training(options, ranks.reports());
-  if (report["steps"] == 0) return 0;  // with --auto-resume, and said
   if (options.compute_alone) {
-    Json& alone = report["compute_alone"] = ranks.compute_alone();
-    alone["mode"] = options.alone_mode;
-    report["compute_seconds"] = alone["step_seconds"];
+    report["compute_alone"] = ranks.compute_alone();
+    report["compute_seconds"] = report["compute_alone"]["step_seconds"];
   }
   const Json timelines = train_modes(options, ranks, report);
   if (!ranks.reports()) return 0;

@@ -12,7 +12,6 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
-#include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/ownership.hpp>
 
 #include "device.hpp"
@@ -32,6 +31,11 @@ CLI::Option* text(CLI::App& app, const char* name, std::string& value, const cha
 CLI::Option* choice(CLI::App& app, const char* name, std::string& value,
                     const std::vector<std::string>& known, const char* help) {
   return text(app, name, value, help)->check(CLI::IsMember(known));
+}
+
+std::string refuse_fp16(const std::string& type) {
+  if (type != "fp16") return "";
+  return "fp16 was removed: bf16 needs no loss scale, and an engine's configuration has one";
 }
 
 // From `least` to `most`. A value of 0 stands for no value.
@@ -56,10 +60,9 @@ void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
       ->check(tools::refuse_bad_seed);
-  choice(app, "--dtype", o.dtype, {"fp32", "bf16", "fp16"},
-         "the last two with fp32 master weights, fp16 with a loss scale as well");
-  choice(app, "--reduce-dtype", o.reduce_dtype, {"parameter", "fp32"},
-         "what bf16 and fp16 gradients travel in: their own type, or twice the bytes");
+  text(app, "--dtype", o.dtype, "bf16 with fp32 master weights")
+      ->check(refuse_fp16)
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   choice(app, "--device", o.device, {"cpu", kOtherDevice.name}, kOtherDevice.help);
   app.add_flag("--activation-checkpointing", o.activation_checkpointing,
                "keep only the input of every layer for backward, and compute the rest again");
@@ -98,7 +101,6 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_flag(
       "!--no-compute-alone", o.compute_alone,
       "leave out the run without communication, as --checkpoint, --resume, --tp and --pp do");
-  text(app, "--alone-mode", o.alone_mode, "the mode of the run without communication");
   number(app, "--assume-free-memory", o.assume_free_mib, 1, std::int64_t{1} << 40,
          "MiB to fit into, instead of what is free now");
 }
@@ -136,10 +138,6 @@ void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
       ->needs("--checkpoint");
   text(app, "--resume", o.resume,
        "folder of a checkpoint to go on from; --steps counts from the start of the run");
-  app.add_flag("--auto-resume", o.auto_resume,
-               "--resume from the folder of --checkpoint if it holds one")
-      ->needs("--checkpoint")
-      ->excludes("--resume");
 }
 
 // Refused with: a checkpoint or a saved model, which need the other ranks' shards; a validation
@@ -179,10 +177,6 @@ void add_shard_size(Options& o) {
 void check_fake(const Options& o) {
   dist::connect_fake(o.fake.rank, o.fake.size, o.ranks_per_host);
   if (o.device != "cpu") throw Error("--fake-process-group runs on --device cpu only");
-  if (o.mesh.tensor_ranks > 1 && o.dtype == "fp16") {
-    throw Error(
-        "--fake-process-group with --tp makes values that overflow --dtype fp16: take bf16");
-  }
 }
 
 // Stages 0 to 2: ddp, zero1, tensor_zero2:flat, engine0 and so on.
@@ -249,7 +243,7 @@ nn::LlamaConfig Options::config() const {
   nn::LlamaConfig config =
       weights.empty() ? nn::preset(model) : nn::llama_config_from_json(weights_config);
   if (reviews()) config.classes = data::kReviewClasses;
-  if (mixed()) config.dtype = dtype == "bf16" ? at::kBFloat16 : at::kHalf;
+  if (mixed()) config.dtype = at::kBFloat16;
   return config;
 }
 
@@ -301,16 +295,10 @@ Options parse(int argc, char** argv) {
   }
   set_hosts(o);
   if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);
-  CheckpointOptions& checkpoint = o.checkpoint;
-  std::error_code ignored;
-  if (checkpoint.auto_resume &&
-      fs::exists(fs::path(checkpoint.folder) / io::checkpoint::kManifestFile, ignored)) {
-    checkpoint.resume = checkpoint.folder;
-  }
   if (o.micro_batches == 0) o.micro_batches = o.mesh.stages;
   // What is kept is trained for its weights; the figures of a run without communication would take
   // as long again. A rank of a mesh by itself would have another model.
-  if (!checkpoint.folder.empty() || !checkpoint.resume.empty() || o.mesh.cell() > 1 ||
+  if (!o.checkpoint.folder.empty() || !o.checkpoint.resume.empty() || o.mesh.cell() > 1 ||
       o.fake.size > 0) {
     o.compute_alone = false;
   }
@@ -347,7 +335,6 @@ tools::Json report_head(const Options& o) {
       {"parameter_bytes", config.parameters() * element},
       {"task", o.task},
       {"dtype", o.dtype},
-      {"reduce_dtype", o.reduce_dtype},
       {"device", o.device},
       {"optimizer", "AdamW"},
       {"activation_checkpointing", o.activation_checkpointing},

@@ -39,10 +39,9 @@ struct PictureOptions {
 
 /// Checkpoints of the run.
 struct CheckpointOptions {
-  std::string folder;        ///< empty: none
-  std::int64_t every = 0;    ///< steps from one to the next; 0: after the last step only
-  bool auto_resume = false;  ///< from the one in `folder`, if there is one
-  std::string resume;        ///< folder of the one to go on from; empty: from the start
+  std::string folder;      ///< empty: none
+  std::int64_t every = 0;  ///< steps from one to the next; 0: after the last step only
+  std::string resume;      ///< folder of the one to go on from; empty: from the start
 };
 
 /// What the ladder's command line asks for.
@@ -70,8 +69,7 @@ struct Options {
   /// A folder: parse() adds the mode whose optimizer states are there; empty: not given.
   std::string offload;
   std::string ownership = "size";
-  std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
-  std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
+  std::string dtype = "fp32";  ///< or bf16, which keeps fp32 masters
   std::string device = "cpu";
   bool activation_checkpointing = false;
   bool activations_on_host = false;  ///< what a checkpoint keeps
@@ -82,7 +80,6 @@ struct Options {
   std::string json = "out/ladder.json";
   std::string save;                  ///< folder for the trained model; empty: it is not kept
   bool compute_alone = true;         ///< also measure the step without communication
-  std::string alone_mode = "ddp";    ///< in this mode
   std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
   MeshOptions mesh;
   FakeOptions fake;

@@ -53,8 +53,8 @@ double median(std::vector<double> values) {
   return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
-// What is measured within every step; the last one that was not left out is reported, times and
-// page faults as medians. What is alive when it is made does not count.
+// What is measured within every step; the last one is reported, times and page faults as medians.
+// What is alive when it is made does not count.
 class Meter {
  public:
   // `data_bytes`, `pipeline_bytes`: what the step must send on these axes, by formula.
@@ -68,9 +68,6 @@ class Meter {
     const train::StepResult step = run_step();
     seconds_.push_back(step.seconds);
     faults_.push_back(static_cast<double>(memory::page_faults() - faults));
-    // If the loss scale was too large nothing is updated, and no parameter is sent.
-    if (step.skipped && updated_) return step;
-    updated_ = !step.skipped;
     const memory::Snapshot steady = memory::snapshot();
     const std::int64_t resident = memory::resident_set_bytes();
     const dist::Traffic data = mesh.data().traffic().since(before[0]);
@@ -98,8 +95,8 @@ class Meter {
         {"sent_pipeline_bytes", without_control(pipeline)},
         {"sent_tensor_bytes", without_control(tensor)},
         {"sent_between_hosts_bytes", world.between_hosts()},
-        {"formula_data_bytes", updated_ ? Json(data_bytes) : Json()},
-        {"formula_pipeline_bytes", updated_ ? Json(pipeline_bytes) : Json()},
+        {"formula_data_bytes", data_bytes},
+        {"formula_pipeline_bytes", pipeline_bytes},
     };
     return step;
   }
@@ -131,7 +128,6 @@ class Meter {
   std::int64_t resident_base_ = memory::resident_set_bytes();
   std::vector<double> faults_;
   std::vector<train::PhaseSeconds> seconds_;
-  bool updated_ = false;
   Json row_;
 };
 
@@ -212,11 +208,8 @@ class RankRun {
                  mesh_.data().size(), options.seed) {
     make_model();
     values_ = first_values();
-    const bool wide = options.reduce_dtype == "fp32";
-    strategy_ = all_modes().make(
-        mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
-               train::ownership_from(options.ownership), train::Accumulation::kLocal,
-               wide ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
+    strategy_ = all_modes().make(mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
+                                        train::ownership_from(options.ownership)});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();
   }
@@ -284,8 +277,6 @@ class RankRun {
     train::StepOptions step;
     const std::string& resume = options_.checkpoint.resume;
     if (!resume.empty()) step.first_step = io::read_checkpoint_info(resume).step;
-    // Gradients of float16 are often too small for it.
-    if (options_.dtype == "fp16") step.loss_scale = train::LossScaleOptions();
     if (stage_ == nullptr) return std::make_unique<train::Trainer>(*strategy_, step);
     const PipelineSchedule schedule = options_.mesh.schedule == "gpipe"
                                           ? PipelineSchedule::kGPipe
@@ -366,7 +357,6 @@ class RankRun {
                               options_.checkpoint.resume));
     }
     sampler_.restore(position);
-    if (trainer_->loss_scale()) trainer_->loss_scale()->resume_from(saved.notes);
   }
 
   // If the step that has just ended is the last, or a multiple of --checkpoint-every.
@@ -380,7 +370,6 @@ class RankRun {
     write_position(sampler_, info);
     info.mode = mode_;
     info.notes[kDataNote] = samples_.dataset->fingerprint();
-    if (trainer_->loss_scale()) trainer_->loss_scale()->write_to(info.notes);
     io::save_checkpoint(*strategy_, folder, info);
   }
 
@@ -461,10 +450,6 @@ class RankRun {
           sampler_.step() == options_.steps ? last_step(batches) : measured_step(batches);
       strategy_->passes().observe_gradients({});
       result_["losses"].push_back(step.loss);
-      if (trainer_->loss_scale()) {
-        result_["loss_scale"] = step.loss_scale;
-        result_["skipped_steps"] = trainer_->skipped_steps();
-      }
       save_checkpoint_if_due();
       validate();
       progress.step(progress_text(step, result_));

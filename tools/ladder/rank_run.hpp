@@ -16,8 +16,6 @@ namespace zero::ladder {
 ///   "losses"           of every step
 ///   "validation"       mean losses of what is held out, if anything is: [{"step": steps done,
 ///                      "loss": …}, …]
-///   "loss_scale"       of the last step, if there is one; "skipped_steps": left out because a
-///                      gradient overflowed
 ///   "every_tensor_changed"
 ///   "batch_digest"     of the first local batch
 ///   "gradient_digest"  of the first local gradients, before they were reduced

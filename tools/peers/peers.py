@@ -168,7 +168,7 @@ def run_ours(pair, options, work, keep, compute):
     command = [options.ladder, "--modes", OURS[pair], "--weights", work / "weights",
                "--data", work / "text.tokens", "--nproc", options.nproc, "--steps", options.steps,
                "--seq-len", SEQUENCE, "--batch", BATCH, "--lr", LEARNING_RATE,
-               "--seed", options.seed_of_ours, "--json", report, "--alone-mode", OURS["ddp"]]
+               "--seed", options.seed_of_ours, "--json", report]
     if not compute:
         command.append("--no-compute-alone")
     if keep:

@@ -25,6 +25,9 @@ inline constexpr Removed kRemoved[] = {
     {"--hybrid-threshold", "engine3:whole_below=N trains the hybrid"},
     {"--json", "the planner prints its figures as tables, and ends with 3 if nothing fits"},
     {"--collectives", "bytes are those of a ring; 06_hsdp/README.md has direct sends beside them"},
+    {"--auto-resume", "--resume FOLDER goes on from a checkpoint"},
+    {"--alone-mode", "the run without communication is ddp's"},
+    {"--reduce-dtype", "an engine has reduce_in_float32"},
 };
 
 /// The message for an unknown name: "unknown mode 'zer1'; known modes: ddp, zero1, zero2, zero3".
