@@ -96,7 +96,10 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
 }
 
 at::Tensor Overlap::forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) {
-  settle_forward();
+  if (!is_compared_) {
+    compare_order(forward_order_, "forward");
+    ranks_compared(/*same=*/true);
+  }
   forward_.begin();
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(pass, loss_terms);
@@ -206,12 +209,6 @@ void Overlap::end_of_forward() {
   forward_order_ = order_of(forward_);
   is_compared_ = false;
   note_lost(forward_, "forward");
-}
-
-void Overlap::settle_forward() {
-  if (is_compared_) return;
-  compare_order(forward_order_, "forward");
-  ranks_compared(/*same=*/true);
 }
 
 void Overlap::ranks_compared(bool same) {

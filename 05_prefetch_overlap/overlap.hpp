@@ -119,7 +119,6 @@ class Overlap : public train::Strategy {
   void reduce(std::size_t buffer);
   void end_of_forward();
   void end_of_evaluation();
-  void settle_forward();
   void compare_order(const std::string& mine, const char* name);
   void note_lost(const Prefetch& pass, const char* name);
   std::string order_of(const Prefetch& pass) const;

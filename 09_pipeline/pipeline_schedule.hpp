@@ -47,31 +47,8 @@ using StageActions = std::vector<PipelineAction>;
 /// same order as without a pipeline. Throws zero::Error for numbers below 1 or a stage that does
 /// not exist.
 StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches);
-/// The same for all stages.
-std::vector<StageActions> all_actions(PipelineSchedule schedule, int stages, int micro_batches);
-
-/// An action and when it runs, in slots: [begin, end).
-struct TimedAction {
-  PipelineAction action;
-  int begin;
-  int end;
-};
-
-/// Runs the actions of all stages on a clock: each begins when its stage is free and its message
-/// has been sent. Messages take no time. Throws zero::Error that names the
-/// actions if stages wait for each other, or if a stage receives the messages of another stage in
-/// another order than they were sent in, or not all.
-std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& stages,
-                                              int forward_slots = 1, int backward_slots = 1);
-
-/// The part of the time in which stages do nothing: (p - 1) / (m + p - 1) for p stages and m
-/// micro-batches, with both schedules (Narayanan et al. 2021, section 2.2.1, as part of the whole).
-double bubble_fraction(const std::vector<std::vector<TimedAction>>& timed);
 
 /// The largest number of micro-batches between their forward and their backward on a stage.
 int most_in_flight(const StageActions& actions);
-
-/// A table: a row for each stage, a column for each time slot, "F0" and "B0" in it.
-std::string text(const std::vector<std::vector<TimedAction>>& timed);
 
 }  // namespace zero

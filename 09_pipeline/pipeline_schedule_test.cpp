@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/pipeline_clock.hpp>
 
 namespace zero::testing {
 namespace {

@@ -13,6 +13,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/toy.hpp>
+#include <tools/support/process.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/mlp.hpp>
@@ -116,7 +117,7 @@ data::Batch four_rows(int rank, int step) {
 // messages came.
 std::int64_t trimmed_resident_set() {
   ::malloc_trim(0);
-  return memory::resident_set_bytes();
+  return tools::resident_set_bytes();
 }
 
 // Growth of the resident set over the life of one strategy, from after another has run: the code of

@@ -9,6 +9,7 @@
 
 #include <09_pipeline/pipeline_trainer.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/pipeline_clock.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>

@@ -294,7 +294,7 @@ Options parse(int argc, char** argv) {
     if (app.count("--json") == 0) o.json = "out/fake_process_group.json";
   }
   set_hosts(o);
-  if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);
+  if (app.count("--nproc") > 0) tools::validate_world_size(o.world_size);
   if (o.micro_batches == 0) o.micro_batches = o.mesh.stages;
   // What is kept is trained for its weights; the figures of a run without communication would take
   // as long again. A rank of a mesh by itself would have another model.

@@ -15,6 +15,7 @@
 #include <09_pipeline/pipeline_trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/plots/trace.hpp>
+#include <tools/support/process.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/distributed/agreement.hpp>
@@ -64,12 +65,12 @@ class Meter {
     memory::reset_peaks();
     const dist::Traffic before[] = {mesh.data().traffic(), mesh.pipeline().traffic(),
                                     mesh.tensor().traffic(), mesh.world().traffic()};
-    const std::int64_t faults = memory::page_faults();
+    const std::int64_t faults = tools::page_faults();
     const train::StepResult step = run_step();
     seconds_.push_back(step.seconds);
-    faults_.push_back(static_cast<double>(memory::page_faults() - faults));
+    faults_.push_back(static_cast<double>(tools::page_faults() - faults));
     const memory::Snapshot steady = memory::snapshot();
-    const std::int64_t resident = memory::resident_set_bytes();
+    const std::int64_t resident = tools::resident_set_bytes();
     const dist::Traffic data = mesh.data().traffic().since(before[0]);
     const dist::Traffic pipeline = mesh.pipeline().traffic().since(before[1]);
     const dist::Traffic tensor = mesh.tensor().traffic().since(before[2]);
@@ -103,7 +104,7 @@ class Meter {
 
   Json row() const {
     Json row = row_;
-    row["high_water_mib"] = mib(memory::resident_set_peak_bytes());
+    row["high_water_mib"] = mib(tools::resident_set_peak_bytes());
     row["page_faults"] = median(faults_);
     using train::PhaseSeconds;
     for (const auto& [key, phase] : {std::pair{"step_seconds", &PhaseSeconds::total},
@@ -125,7 +126,7 @@ class Meter {
   }
 
   std::int64_t base_ = memory::snapshot().total;
-  std::int64_t resident_base_ = memory::resident_set_bytes();
+  std::int64_t resident_base_ = tools::resident_set_bytes();
   std::vector<double> faults_;
   std::vector<train::PhaseSeconds> seconds_;
   Json row_;

@@ -180,7 +180,7 @@ int run_demo(int argc, char** argv, const std::string& mode,
   options.run = tools::run_metadata(argc, argv);
   return run_program(options.mode, [&] {
     tools::check_arguments(argc, argv);
-    if (!ranks->empty()) dist::validate_world_size(options.world_size);
+    if (!ranks->empty()) tools::validate_world_size(options.world_size);
     memory::install();
     return launch(options);
   });

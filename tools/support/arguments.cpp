@@ -13,6 +13,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
+#include <zero/distributed/environment.hpp>
 
 namespace zero::tools {
 
@@ -87,6 +88,15 @@ fs::path place_of(const fs::path& name) {
   // If a folder on the way cannot be entered, names are compared as they are.
   if (problem) place = absolute.lexically_normal();
   return place.has_filename() ? place : place.parent_path();
+}
+
+void validate_world_size(int asked) {
+  const auto environment = dist::rank_environment();
+  if (!environment || environment->world_size == asked) return;
+  throw Error(
+      fmt::format("--nproc {}: this process is rank {} of {} by the variables of a launcher ({}), "
+                  "which alone says how many ranks there are: leave --nproc out, or unset them",
+                  asked, environment->rank, environment->world_size, environment->launcher));
 }
 
 }  // namespace zero::tools

@@ -31,6 +31,11 @@ std::string refuse_nan(const std::string& text);
 /// without sign and leading zeros. CLI11 takes others modulo 2^64, or as octal.
 std::string refuse_bad_seed(const std::string& text);
 
+/// For programs with a number of ranks on the command line. Throws zero::Error if a launcher
+/// started this process with a world size other than `asked`, or if its variables are invalid.
+/// Without a launcher any number is accepted.
+void validate_world_size(int asked);
+
 /// Resolves the name of a file or folder, for comparing names: absolute, links followed, without a
 /// slash at the end. It need not exist.
 std::filesystem::path place_of(const std::filesystem::path& name);

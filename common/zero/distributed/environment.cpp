@@ -137,13 +137,4 @@ std::optional<RankEnvironment> rank_environment() {
   return env;
 }
 
-void validate_world_size(int asked) {
-  const auto environment = rank_environment();
-  if (!environment || environment->world_size == asked) return;
-  throw Error(
-      fmt::format("--nproc {}: this process is rank {} of {} by the variables of a launcher ({}), "
-                  "which alone says how many ranks there are: leave --nproc out, or unset them",
-                  asked, environment->rank, environment->world_size, environment->launcher));
-}
-
 }  // namespace zero::dist

@@ -32,11 +32,6 @@ struct RankEnvironment {
 /// the world size if MASTER_ADDR is a loopback address or not set, else 1.
 std::optional<RankEnvironment> rank_environment();
 
-/// For programs with a number of ranks on the command line. Throws zero::Error if a launcher
-/// started this process with a world size other than `asked`, or if its variables are invalid.
-/// Without a launcher any number is accepted.
-void validate_world_size(int asked);
-
 /// The environment variable ZERO_TIMEOUT, if it is set, else `otherwise`. Throws zero::Error if it
 /// is no whole number of seconds from 1 to 1,000,000.
 std::chrono::milliseconds time_limit(std::chrono::milliseconds otherwise);

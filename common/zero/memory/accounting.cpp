@@ -1,11 +1,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -118,18 +115,6 @@ Header* header_of(const at::Tensor& tensor) {
   return found == device_headers().end() ? nullptr : &found->second;
 }
 
-// Second field of /proc/self/status whose line starts with `key`, in bytes.
-std::int64_t status_bytes(const std::string& key) {
-  std::ifstream file("/proc/self/status");
-  std::string word;
-  while (file >> word) {
-    std::int64_t kib = 0;
-    if (word == key && file >> kib) return kib * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return 0;
-}
-
 }  // namespace
 
 std::string_view name(Category category) {
@@ -208,15 +193,6 @@ void recharge(const at::Tensor& tensor, Category category) {
 Category category_of(const at::Tensor& tensor) {
   const Header* header = header_of(tensor);
   return header == nullptr ? Category::kOther : header->category;
-}
-
-std::int64_t resident_set_bytes() { return status_bytes("VmRSS:"); }
-std::int64_t resident_set_peak_bytes() { return status_bytes("VmHWM:"); }
-
-std::int64_t page_faults() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_minflt;
 }
 
 }  // namespace zero::memory

@@ -60,15 +60,4 @@ void recharge(const at::Tensor& tensor, Category category);
 /// The category that the block under `tensor` is charged to; kOther for a block from elsewhere.
 Category category_of(const at::Tensor& tensor);
 
-/// Resident set of this process in bytes (VmRSS of /proc/self/status), as the operating system
-/// counts it, including memory mapped outside LibTorch.
-std::int64_t resident_set_bytes();
-
-/// High-water mark of the resident set in bytes (VmHWM of /proc/self/status).
-std::int64_t resident_set_peak_bytes();
-
-/// Page faults of this process so far that needed no disk: each is the first touch of a page, huge
-/// or not, that the system had not backed with memory yet.
-std::int64_t page_faults();
-
 }  // namespace zero::memory

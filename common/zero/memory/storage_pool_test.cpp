@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include <tools/support/process.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/memory/storage_pool.hpp>
 
@@ -90,12 +91,12 @@ TEST(PageFaults, AreThoseOfPagesTouchedForTheFirstTime) {
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(pages, MAP_FAILED);
   ::madvise(pages, size, MADV_NOHUGEPAGE);
-  const std::int64_t before = page_faults();
+  const std::int64_t before = tools::page_faults();
   std::memset(pages, 1, size);
-  const std::int64_t first = page_faults() - before;
+  const std::int64_t first = tools::page_faults() - before;
   std::memset(pages, 2, size);
   EXPECT_GE(first, 100);
-  EXPECT_LT(page_faults() - before - first, 50);
+  EXPECT_LT(tools::page_faults() - before - first, 50);
   ::munmap(pages, size);
 }
 

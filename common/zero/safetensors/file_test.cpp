@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <tests/support/safetensors_test_files.hpp>
+#include <tools/support/process.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/safetensors/safetensors.hpp>
@@ -300,9 +301,9 @@ TEST_F(SafetensorsTensor, ReadingGivesThePagesOfTheFileBack) {
   const at::Tensor out = at::ones({kBytes / 4});  // resident already
   save(path_, {{"large", out}});
   const File file = open();
-  const std::int64_t before = memory::resident_set_bytes();
+  const std::int64_t before = tools::resident_set_bytes();
   file.read_into("large", out);
-  EXPECT_LT(memory::resident_set_bytes() - before, kBytes / 4);
+  EXPECT_LT(tools::resident_set_bytes() - before, kBytes / 4);
 }
 
 TEST(SafetensorsRange, GivesTheElementsAskedFor) {

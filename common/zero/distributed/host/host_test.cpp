@@ -15,6 +15,7 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tools/support/process.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/shared_arena.hpp>
@@ -106,11 +107,11 @@ TEST(TransportChoice, TensorsMayLieAnywhere) {
     }
     // What is read, for the first time here, does not count as memory of the reader.
     tensors[1].fill_(1);
-    const std::int64_t before = memory::resident_set_bytes();
+    const std::int64_t before = tools::resident_set_bytes();
     at::Tensor all = at::zeros({3, kLarge});
     group->all_gather(all, tensors[1], Purpose::kParameter).wait();
     const auto gathered = static_cast<std::int64_t>(all.nbytes());
-    EXPECT_LT(memory::resident_set_bytes() - before, gathered + gathered / 3);
+    EXPECT_LT(tools::resident_set_bytes() - before, gathered + gathered / 3);
     const std::vector<bool> in_place = {false, true, true, false, false};
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       EXPECT_EQ(is_shared(tensors[i]), in_place[i]) << i;

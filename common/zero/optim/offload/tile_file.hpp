@@ -33,10 +33,7 @@ class TileFile {
 
   static std::int64_t aligned(std::int64_t bytes);
   /// What the two buffers take of memory: each begins at an aligned address.
-  static std::int64_t resident_bytes(std::int64_t tile_bytes) {
-    return 2 * (aligned(tile_bytes) + kAlignment);
-  }
-  std::int64_t resident_bytes() const { return resident_bytes(tile_bytes_); }
+  std::int64_t resident_bytes() const { return 2 * (aligned(tile_bytes_) + kAlignment); }
 
   std::size_t size() const { return tiles_.size(); }
   /// Adds a tile, without bytes yet.
