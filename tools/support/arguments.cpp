@@ -9,15 +9,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
-#include <system_error>
 
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 #include <zero/distributed/environment.hpp>
 
 namespace zero::tools {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -79,15 +76,6 @@ std::string refuse_bad_seed(const std::string& text) {
   if (problem == std::errc() && stop == end && plain) return "";
   return fmt::format("'{}' is no seed: a whole number from 0 to {} is", text,
                      std::numeric_limits<std::uint64_t>::max());
-}
-
-fs::path place_of(const fs::path& name) {
-  std::error_code problem;
-  const fs::path absolute = fs::absolute(name);
-  fs::path place = fs::weakly_canonical(absolute, problem);
-  // If a folder on the way cannot be entered, names are compared as they are.
-  if (problem) place = absolute.lexically_normal();
-  return place.has_filename() ? place : place.parent_path();
 }
 
 void validate_world_size(int asked) {

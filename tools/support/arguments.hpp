@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 namespace CLI {
@@ -35,9 +34,5 @@ std::string refuse_bad_seed(const std::string& text);
 /// started this process with a world size other than `asked`, or if its variables are invalid.
 /// Without a launcher any number is accepted.
 void validate_world_size(int asked);
-
-/// Resolves the name of a file or folder, for comparing names: absolute, links followed, without a
-/// slash at the end. It need not exist.
-std::filesystem::path place_of(const std::filesystem::path& name);
 
 }  // namespace zero::tools

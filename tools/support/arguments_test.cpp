@@ -47,20 +47,6 @@ TEST(Arguments, SeedsAreWholeNumbersOf64Bits) {
   }
 }
 
-TEST(PlaceOf, IsWhereANameLeads) {
-  namespace fs = std::filesystem;
-  const testing::TestFolder folder;
-  fs::create_directory(folder / "real");
-  fs::create_directory_symlink(folder / "real", folder / "link");
-  const fs::path place = fs::canonical(folder.path()) / "real";
-  for (const char* name : {"real", "real/", "link", "link/", "real/../link/.", "none/../real"}) {
-    EXPECT_EQ(place_of(folder / name), place) << name;
-  }
-  EXPECT_EQ(place_of(folder / "link/none/x.json"), place / "none/x.json");
-  EXPECT_EQ(place_of(folder / "link/none/"), place / "none");
-  EXPECT_EQ(place_of("x.json"), fs::canonical(".") / "x.json");
-}
-
 TEST(MessageOf, IsWhatTheErrorSaysWithoutTheCallsThatLibTorchLists) {
   EXPECT_EQ(zero::message_of(Error("a sentence")), "a sentence");
   EXPECT_EQ(zero::message_of(std::out_of_range("another")), "another");
