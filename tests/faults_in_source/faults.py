@@ -122,7 +122,7 @@ def build(faults, programs, jobs):
 
 
 def failed_tests(program, fault, tests, enough, limit):
-    """The tests that fail by an assertion; at most `enough`, and those of the first `limit` seconds."""
+    """The tests that fail by an assertion, at most `enough`, and whether the others ran too within `limit` seconds."""
     process = subprocess.Popen(
         [OUT / "bin" / program, f"--gtest_filter={tests}"], cwd=ROOT, text=True, errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -143,14 +143,13 @@ def failed_tests(program, fault, tests, enough, limit):
                 break
     timer.cancel()
     process.stdout.close()
-    process.wait()
-    return failed
+    return failed, process.wait() >= 0
 
 
 def noticing_tests(program, fault, tests, enough, limit):
-    failed = failed_tests(program, fault, tests, enough, limit)
-    others = failed_tests(program, "", ":".join(failed), enough, limit) if failed else []
-    return [test for test in failed if test not in others]
+    failed, ended = failed_tests(program, fault, tests, enough, limit)
+    others = failed_tests(program, "", ":".join(failed), enough, limit)[0] if failed else []
+    return [test for test in failed if test not in others], ended
 
 
 # ---- the matrix
@@ -170,8 +169,8 @@ def write_matrix(faults, cells):
     with MATRIX.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["fault", "program", "tests"])
-        for (fault, program), tests in sorted(cells.items(), key=lambda cell: (order.index(cell[0][0]), cell[0][1])):
-            writer.writerow([fault, program, tests])
+        for fault, program in sorted(cells, key=lambda cell: (order.index(cell[0]), cell[1])):
+            writer.writerow([fault, program, cells[fault, program]])
 
 
 def check(faults):
@@ -187,7 +186,8 @@ def check(faults):
 
 
 def all_programs():
-    shown = subprocess.run(["ninja", "-C", BUILD, "-t", "targets", "all"], stdout=subprocess.PIPE, text=True, check=True)
+    shown = subprocess.run(["ninja", "-C", BUILD, "-t", "targets", "all"], stdout=subprocess.PIPE, text=True,
+                           check=True)
     return sorted(set(re.findall(r"(?m)^bin/(\w+_test):", shown.stdout)) - ALONE)
 
 
@@ -198,8 +198,8 @@ def main():
     parser.add_argument("--programs", nargs="+", default=[], help="test programs, instead of those that a fault names")
     parser.add_argument("--all", action="store_true", help="every test program that has the faults: hours")
     parser.add_argument("--filter", default=ALL_BUT_SLOW, help="GoogleTest's, of the tests in the programs")
-    parser.add_argument("--first", action="store_true", help="of each fault only the programs up to the first that notices it")
-    parser.add_argument("--enough", type=int, default=3, help="stop a program when so many tests have failed (default 3)")
+    parser.add_argument("--first", action="store_true", help="of each fault, stop at the program that notices it")
+    parser.add_argument("--enough", type=int, default=3, help="stop a program after so many such tests (default 3)")
     parser.add_argument("--limit", type=int, default=600, help="stop a program after so many seconds (default 600)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="programs that run at once (default: cores)")
     parser.add_argument("--check", action="store_true", help="only whether the patches apply and matrix.csv has no gap")
@@ -217,10 +217,10 @@ def main():
 
     def measure(fault):
         for program in [p for p in wanted or fault.programs if p in programs]:
-            tests = noticing_tests(program, fault.name, options.filter, options.enough, options.limit)
+            tests, ended = noticing_tests(program, fault.name, options.filter, options.enough, options.limit)
             with lock:
-                print(f"{fault.name:36} {program:22} {' '.join(tests) or '-'}", flush=True)
-                if tests or options.filter == ALL_BUT_SLOW:  # else others may notice it
+                print(f"{fault.name:36} {program:22} {' '.join(tests) or ('-' if ended else 'stopped')}", flush=True)
+                if tests or (ended and options.filter == ALL_BUT_SLOW):  # else others may notice it
                     cells[fault.name, program] = " ".join(tests)
                 write_matrix(faults, cells)
                 missed.difference_update({fault.name} if tests else ())
@@ -229,7 +229,8 @@ def main():
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(measure, chosen))
-    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults were noticed" + ": not " * bool(missed) + ", ".join(sorted(missed)))
+    by_none = "".join(f", not {name}" for name in sorted(missed))
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults were noticed{by_none}")
     return 1 if missed else 0
 
 
