@@ -412,9 +412,9 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   const auto activations = [](bool gpipe, int stage) {
     return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);
   };
-  expect_quoted("09_pipeline/README.md", fmt::format("{} of six and {} of three.",
+  expect_quoted("09_pipeline/README.md", fmt::format("{} of six, {} of three.",
                                                      activations(true, 1), activations(false, 1)));
-  expect_quoted("09_pipeline/README.md", fmt::format("{} of six and {} of four.",
+  expect_quoted("09_pipeline/README.md", fmt::format("{} of six, {} of four.",
                                                      activations(true, 0), activations(false, 0)));
   const exercise::Expected offload = on_two(10, 0);
   expect_quoted("10_offload/README.md",
