@@ -12,6 +12,7 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/plain_ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
 #include <tests/support/test_folder.hpp>
@@ -75,8 +76,14 @@ struct WritingNet : nn::Model {
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch).to(at::kFloat) - batch.targets).square().mean();
   }
+  // For a write in the forward of block `b`: a scope, if an engine has the model.
+  std::unique_ptr<train::UnshardedParameters> whole_block(std::size_t b) const {
+    if (strategy == nullptr) return nullptr;
+    return std::make_unique<train::UnshardedParameters>(*strategy, b + 1);
+  }
   at::Tensor scale, head;
   std::vector<std::shared_ptr<WritingBlock>> blocks;
+  train::Strategy* strategy = nullptr;
 };
 
 data::Batch writing_batch(int rank, int step) {
@@ -103,26 +110,41 @@ void teacher_follows(WritingNet& net) {
   }
 }
 
+void clamp_weight(WritingBlock& block) {
+  const at::NoGradGuard no_grad;
+  block.layer->weight.clamp_(-0.1, 0.1);
+}
+
+const Write kClamp{"clamp", [](WritingNet& net) {
+                     on_all_parameters(net, [](at::Tensor& p) { p.clamp_(-0.1, 0.1); });
+                   }};
+// The version counter of a parameter does not show it, and a master weight must follow.
+const Write kClampOfData{"clamp of data()", [](WritingNet& net) {
+                           on_all_parameters(net,
+                                             [](at::Tensor& p) { p.data().clamp_(-0.1, 0.1); });
+                         }};
+const Write kScale{
+    "scale", [](WritingNet& net) { on_all_parameters(net, [](at::Tensor& p) { p.mul_(0.9); }); }};
+const Write kPart{"copy of a part", [](WritingNet& net) {
+                    const at::NoGradGuard no_grad;
+                    net.blocks[1]->layer->weight[7].copy_(net.blocks[0]->layer->bias);
+                  }};
+// Inside the unit's own forward, as for a norm that is kept there.
+const Write kInForward{"in forward", [](WritingNet& net) {
+                         for (std::size_t b = 0; b < net.blocks.size(); ++b) {
+                           net.blocks[b]->in_forward = [&net, b] {
+                             const auto whole = net.whole_block(b);
+                             clamp_weight(*net.blocks[b]);
+                           };
+                         }
+                       }};
 const std::vector<Write> kWrites = {
-    {"clamp",
-     [](WritingNet& net) { on_all_parameters(net, [](at::Tensor& p) { p.clamp_(-0.1, 0.1); }); }},
-    {"clamp of data()",
-     [](WritingNet& net) {
-       on_all_parameters(net, [](at::Tensor& p) { p.data().clamp_(-0.1, 0.1); });
-     }},
-    {"teacher", teacher_follows},
-    {"scale", [](WritingNet& net) { on_all_parameters(net, [](at::Tensor& p) { p.mul_(0.9); }); }},
-    {"copy of a part",
-     [](WritingNet& net) {
-       const at::NoGradGuard no_grad;
-       net.blocks[1]->layer->weight[7].copy_(net.blocks[0]->layer->bias);
-     }},
-};
+    kClamp, kClampOfData, {"teacher", teacher_follows}, kScale, kPart};
 
 // When it does so in a step of two micro-batches.
 enum class When { kBeforeForward, kBetweenMicroBatches, kAfterBackward, kAfterStep };
-constexpr When kWritingTimes[] = {When::kBeforeForward, When::kBetweenMicroBatches,
-                                  When::kAfterBackward, When::kAfterStep};
+const std::vector<When> kWritingTimes = {When::kBeforeForward, When::kBetweenMicroBatches,
+                                         When::kAfterBackward, When::kAfterStep};
 constexpr int kWritingSteps = 2;
 
 // Plays the loop: `micro_batch` of a number, `step`, `write`.
@@ -147,45 +169,19 @@ optim::OptimizerFactory writing_optimizer(at::ScalarType dtype) {
   return dtype == at::kFloat ? adamw : optim::with_master_weights(adamw);
 }
 
-// The masters of a plain module do not see a write to data(): there it is made in place.
-const Write& seen_by_masters(const Write& write, at::ScalarType dtype) {
-  const bool hides = std::string(write.name) == "clamp of data()";
-  return hides && dtype != at::kFloat ? kWrites.front() : write;
-}
-
 std::vector<at::Tensor> plainly_written(int ranks, const Write& write, When when,
-                                        at::ScalarType dtype = at::kFloat) {
+                                        at::ScalarType dtype) {
   WritingNet net(dtype);
   const std::vector<at::Tensor> parameters = parameters_of(net);
-  const auto optimizer = writing_optimizer(dtype)(parameters);
-  std::vector<std::vector<at::Tensor>> gradients(static_cast<std::size_t>(ranks),
-                                                 std::vector<at::Tensor>(parameters.size()));
+  PlainRanks plain(parameters, ranks, writing_optimizer(dtype));
+  // The masters of a plain module do not see a write to data(): there it is made in place.
+  const bool hides = write.name == kClampOfData.name && dtype != at::kFloat;
   play_writes(
       when,
       [&](int number) {
-        for (int r = 0; r < ranks; ++r) {
-          std::vector<at::Tensor>& of_rank = gradients[static_cast<std::size_t>(r)];
-          for (std::size_t i = 0; i < parameters.size(); ++i) {
-            parameters[i].mutable_grad() = of_rank[i];
-          }
-          (net.loss(writing_batch(r, number)) / 2).backward();
-          for (std::size_t i = 0; i < parameters.size(); ++i) {
-            of_rank[i] = std::exchange(parameters[i].mutable_grad(), at::Tensor());
-          }
-        }
+        plain.backward([&](int rank) { return net.loss(writing_batch(rank, number)) / 2; });
       },
-      [&] {
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-          if (!parameters[i].requires_grad()) continue;
-          at::Tensor sum = gradients[0][i].to(at::kFloat);
-          for (std::size_t r = 1; r < gradients.size(); ++r) sum = sum + gradients[r][i];
-          parameters[i].mutable_grad() = (sum / ranks).to(dtype);
-          for (auto& of_rank : gradients) of_rank[i] = at::Tensor();
-        }
-        optimizer->step();
-        for (const at::Tensor& p : parameters) p.mutable_grad().reset();
-      },
-      [&] { seen_by_masters(write, dtype).apply(net); });
+      [&] { plain.step(); }, [&] { (hides ? kClamp : write).apply(net); });
   return parameters;
 }
 
@@ -197,7 +193,9 @@ struct WritingRun {
         engine(net, communicator, writing_optimizer(dtype),
                {.overlap = options.overlap,
                 .more = options.more,
-                .accumulation_steps = accumulation_steps}) {}
+                .accumulation_steps = accumulation_steps}) {
+    net.strategy = &engine.strategy();
+  }
 
   void micro_batch(int number) { engine.backward(engine.forward(writing_batch(rank, number))); }
   void with_whole_units(const std::function<void()>& action) {
@@ -216,7 +214,7 @@ struct WritingRun {
 
 std::vector<at::Tensor> written_by_engine(dist::Communicator& communicator,
                                           const EngineConfig& options, const Write& write,
-                                          When when, at::ScalarType dtype = at::kFloat) {
+                                          When when, at::ScalarType dtype) {
   WritingRun run(communicator, options, dtype);
   play_writes(
       when, [&](int number) { run.micro_batch(number); }, [&] { EXPECT_TRUE(run.engine.step()); },
@@ -224,10 +222,15 @@ std::vector<at::Tensor> written_by_engine(dist::Communicator& communicator,
   return run.weights();
 }
 
-// Options with the bits of the plain module.
-std::vector<EngineConfig> writing_options(int ranks) {
+std::vector<EngineConfig> each_stage() {
   std::vector<EngineConfig> all;
   for (const int stage : {0, 1, 2, 3}) all.push_back({.overlap = {.stage = stage}});
+  return all;
+}
+
+// Options with the bits of the plain module.
+std::vector<EngineConfig> writing_options(int ranks) {
+  std::vector<EngineConfig> all = each_stage();
   for (const int stage : {1, 2})
     all.push_back({.overlap = {.stage = stage, .defer_parameter_gather = true}});
   all.push_back({.overlap = {.stage = 3, .lookahead = 0, .whole_below = 100}});
@@ -238,192 +241,153 @@ std::vector<EngineConfig> writing_options(int ranks) {
   return all;
 }
 
+// Which writes are made when, and under which options. Of many the options take turns, because an
+// engine for each of all would take minutes.
+struct WriteCells {
+  std::vector<Write> writes;
+  std::vector<EngineConfig> options;
+  std::vector<When> times = kWritingTimes;
+  std::vector<at::ScalarType> dtypes = {at::kFloat};
+  bool take_turns = false;
+  double tolerance = 0;
+};
+
+std::vector<WriteCells> write_cells(int ranks) {
+  const std::vector<at::ScalarType> both = {at::kFloat, at::kBFloat16};
+  if (ranks == 4) {  // groups of two ranks: secondary shards, and copies of the model states
+    std::vector<EngineConfig> copies;
+    for (const int stage : {1, 2, 3}) {
+      copies.push_back({.overlap = {.stage = stage}, .more = R"({"shard_size": 2})"});
+    }
+    // The sums of HSDP are those of a tree.
+    return {{{kScale}, {engine_config(R"({"secondary_shards": true, "group_size": 2})")}},
+            {.writes = {kScale}, .options = copies, .tolerance = 1e-5}};
+  }
+  std::vector<WriteCells> all = {{{kClampOfData}, each_stage(), kWritingTimes, both}};
+  if (ranks == 1) return all;
+  const std::vector<EngineConfig> options = writing_options(ranks);
+  all.push_back({kWrites, options, kWritingTimes, both, /*take_turns=*/true});
+  all.push_back({{kInForward}, options, {When::kBeforeForward}});
+  return all;
+}
+
+void expect_plain_writes(dist::Communicator& communicator, const WriteCells& cells,
+                         at::ScalarType dtype) {
+  const std::size_t by = cells.take_turns ? cells.writes.size() : 1;
+  for (std::size_t w = 0; w < cells.writes.size(); ++w) {
+    for (const When when : cells.times) {
+      const auto time = static_cast<std::size_t>(when);
+      const auto expected = plainly_written(communicator.size(), cells.writes[w], when, dtype);
+      for (std::size_t o = (w + time) % by; o < cells.options.size(); o += by) {
+        SCOPED_TRACE(fmt::format("{}, time {}, {}, {}", cells.writes[w].name, time,
+                                 mode_options(cells.options[o]), c10::toString(dtype)));
+        const auto weights =
+            written_by_engine(communicator, cells.options[o], cells.writes[w], when, dtype);
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+          EXPECT_TRUE(cells.tolerance == 0 ? identical(weights[i], expected[i])
+                                           : close_to(weights[i], expected[i], cells.tolerance));
+        }
+      }
+    }
+  }
+}
+
+ZERO_TESTS_ON_RANKS(WritesOfAProgram, 1, 2, 3, 4);
+
+TEST_P(WritesOfAProgram, LeaveTheWeightsOfThePlainModule) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const WriteCells& cells : write_cells(communicator.size())) {
+      for (const at::ScalarType dtype : cells.dtypes) {
+        expect_plain_writes(communicator, cells, dtype);
+      }
+    }
+  });
+}
+
+// The ways on after a write: where weights are used or leave the engine.
+enum class Next { kStep, kSave, kStateDict, kRelease };
+
+void go_on(Engine& engine, Next next, const std::filesystem::path& folder) {
+  if (next == Next::kStep) engine.step();
+  if (next == Next::kSave) engine.save(folder / "wrong");
+  if (next == Next::kStateDict) io::state_dict(engine.strategy());
+  if (next == Next::kRelease) engine.release();
+}
+
+// What ranks write into a weight of the second block between two steps, and which ways on then say
+// what.
+struct WrongWrite {
+  std::string name;
+  std::function<void(WritingRun& run, const at::Tensor& weight)> happens;
+  std::vector<Next> refused;
+  std::string says;
+  bool needs_whole = false;  // where the parameter is sharded the write itself is the error: below
+};
+
+std::vector<WrongWrite> wrong_writes() {
+  using enum Next;
+  std::vector<WrongWrite> all;
+  // A difference is an error on all ranks. Without a step, too: what leaves would be a mixture.
+  for (const auto& [all_write, hides] :
+       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
+    all.push_back({fmt::format("values differ, all write: {}, to data(): {}", all_write, hides),
+                   [=](WritingRun& run, const at::Tensor& weight) {
+                     run.with_whole_units([&] {
+                       const at::NoGradGuard no_grad;
+                       if (all_write || run.rank == 1) {
+                         (hides ? weight.data() : weight).add_(run.rank);
+                       }
+                     });
+                   },
+                   {kSave, kStateDict, kRelease, kStep},
+                   "ranks disagree about what the program has written into parameters"});
+  }
+  // By the rank that writes, on all of them.
+  const auto clamp = [](WritingRun& run, const at::Tensor&) {
+    if (run.rank == 1) clamp_weight(*run.net.blocks[1]);
+  };
+  const auto clamp_before_a_scope = [=](WritingRun& run, const at::Tensor& weight) {
+    clamp(run, weight);
+    run.with_whole_units([] {});
+  };
+  const auto clamp_in_forward = [=](WritingRun& run, const at::Tensor& weight) {
+    run.net.blocks[1]->in_forward = [&run, clamp, weight] { clamp(run, weight); };
+  };
+  const char* const outside =
+      "the program wrote into parameter 'block1.layer.weight' outside of a scope: hold "
+      "train::UnshardedParameters";
+  all.push_back({"between steps", clamp, {kStep, kSave}, outside, true});
+  all.push_back({"before a scope", clamp_before_a_scope, {kStep, kSave}, outside, true});
+  all.push_back({"in forward", clamp_in_forward, {kStep, kSave}, outside});
+  return all;
+}
+
 ZERO_TESTS_ON_RANKS(WrittenWeights, 2, 3);
 
-// Each write with each time; the options take turns, because an engine for each of all would take
-// minutes.
-void expect_plain_writes(int ranks, const std::vector<Write>& writes, at::ScalarType dtype) {
-  on_ranks(ranks, [&](dist::Communicator& communicator) {
-    const std::vector<EngineConfig> options = writing_options(communicator.size());
-    for (std::size_t w = 0; w < writes.size(); ++w) {
-      for (const When when : kWritingTimes) {
-        const auto time = static_cast<std::size_t>(when);
-        const auto expected = plainly_written(communicator.size(), writes[w], when, dtype);
-        for (std::size_t o = (w + time) % writes.size(); o < options.size(); o += writes.size()) {
-          const auto weights = written_by_engine(communicator, options[o], writes[w], when, dtype);
-          EXPECT_TRUE(same_bits(weights, expected))
-              << writes[w].name << ", time " << time << ", " << mode_options(options[o]);
-        }
-      }
-    }
-  });
-}
-
-TEST_P(WrittenWeights, AreThoseOfThePlainModule) {
-  expect_plain_writes(GetParam(), kWrites, at::kFloat);
-}
-
-// Groups of two ranks: secondary shards, and copies of the model states.
-TEST(WrittenWeightsInGroups, AreThoseOfThePlainModule) {
-  on_ranks(4, [](dist::Communicator& communicator) {
-    const EngineConfig secondary = engine_config(R"({"secondary_shards": true, "group_size": 2})");
-    const Write& write = kWrites[3];
-    for (const When when : kWritingTimes) {
-      const auto expected = plainly_written(communicator.size(), write, when);
-      EXPECT_TRUE(same_bits(written_by_engine(communicator, secondary, write, when), expected));
-      for (const int stage : {1, 2, 3}) {
-        const EngineConfig copies{.overlap = {.stage = stage}, .more = R"({"shard_size": 2})"};
-        const auto weights = written_by_engine(communicator, copies, write, when);
-        // The sums of HSDP are those of a tree.
-        for (std::size_t i = 0; i < weights.size(); ++i) {
-          EXPECT_TRUE(close_to(weights[i], expected[i], 1e-5)) << "stage " << stage;
-        }
-      }
-    }
-  });
-}
-
-// The master weight follows.
-TEST_P(WrittenWeights, InBfloat16AreThoseOfThePlainModule) {
-  expect_plain_writes(GetParam(), kWrites, at::kBFloat16);
-}
-
-// The version counter of a parameter does not show them, and a master weight must follow.
-ZERO_TESTS_ON_RANKS(WritesToData, 1, 2, 3);
-
-TEST_P(WritesToData, AreThoseOfThePlainModuleAtEachStage) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      for (const When when : kWritingTimes) {
-        const auto expected = plainly_written(communicator.size(), kWrites[1], when, dtype);
-        for (const int stage : {0, 1, 2, 3}) {
-          EXPECT_TRUE(same_bits(written_by_engine(communicator, {.overlap = {.stage = stage}},
-                                                  kWrites[1], when, dtype),
-                                expected))
-              << "stage " << stage << ", time " << static_cast<int>(when);
-        }
-      }
-    }
-  });
-}
-
-// Inside the unit's own forward, as for a norm that is kept there.
-TEST_P(WrittenWeights, InForwardAreThoseOfThePlainModule) {
-  const auto clamp = [](WritingLayer& layer) {
-    const at::NoGradGuard no_grad;
-    layer.weight.clamp_(-0.1, 0.1);
-  };
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    const Write once{"in forward", [&](WritingNet& net) {
-                       for (const auto& block : net.blocks) {
-                         block->in_forward = [&clamp, &layer = *block->layer] { clamp(layer); };
-                       }
-                     }};
-    const auto expected = plainly_written(communicator.size(), once, When::kBeforeForward);
-    for (const EngineConfig& options : writing_options(communicator.size())) {
-      WritingRun run(communicator, options);
-      for (std::size_t b = 0; b < run.net.blocks.size(); ++b) {
-        run.net.blocks[b]->in_forward = [&, b] {
-          const train::UnshardedParameters whole(run.engine.strategy(), b + 1);
-          clamp(*run.net.blocks[b]->layer);
-        };
-      }
-      play_writes(
-          When::kBeforeForward, [&](int number) { run.micro_batch(number); },
-          [&] { EXPECT_TRUE(run.engine.step()); }, [] {});
-      EXPECT_TRUE(same_bits(run.weights(), expected)) << mode_options(options);
-    }
-  });
-}
-
-TEST_P(WrittenWeights, ThatDifferBetweenRanksAreAnErrorOnAllOfThem) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const EngineConfig& options : writing_options(communicator.size())) {
-      for (const auto& [all_write, hides] :
-           {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
-        SCOPED_TRACE(fmt::format("{}, all write: {}, to data(): {}", mode_options(options),
-                                 all_write, hides));
-        WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
-        run.micro_batch(0);
-        EXPECT_TRUE(run.engine.step());
-        run.with_whole_units([&] {
-          const at::NoGradGuard no_grad;
-          const at::Tensor& weight = run.net.blocks[1]->layer->weight;
-          if (all_write || run.rank == 1) (hides ? weight.data() : weight).add_(run.rank);
-        });
-        run.micro_batch(1);
-        expect_error([&] { run.engine.step(); },
-                     {"ranks disagree about what the program has written into parameters",
-                      "'block1.layer.weight'"});
-      }
-    }
-  });
-}
-
-// Without a step in between, too: what leaves the engine would be a mixture.
-TEST_P(WrittenWeights, ThatDifferDoNotLeaveTheEngine) {
-  const TestFolder folder;
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    for (const EngineConfig& options : writing_options(communicator.size())) {
-      SCOPED_TRACE(mode_options(options));
-      WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
-      const auto write = [&] {
-        const at::NoGradGuard no_grad;
-        run.net.blocks[1]->layer->weight.fill_(run.rank);
-      };
-      run.engine.save(folder.path() / "right");
-      run.with_whole_units(write);
-      for (const auto& leave : {std::function([&] { run.engine.save(folder.path() / "wrong"); }),
-                                std::function([&] { io::state_dict(run.engine.strategy()); }),
-                                std::function([&] { run.engine.release(); })}) {
-        expect_error(leave, {"ranks disagree about what the program has written", "'block1"});
-      }
-      // What is loaded takes its place.
-      EXPECT_TRUE(run.engine.load(folder.path() / "right"));
-      run.micro_batch(0);
-      EXPECT_TRUE(run.engine.step());
-      communicator.barrier();
-      if (run.rank == 0) std::filesystem::remove_all(folder.path() / "right");
-      communicator.barrier();
-    }
-  });
-}
-
-// By the rank that writes, on all of them, until weights are loaded. Where the parameter is sharded
-// the write itself is the error: see below.
-TEST_P(WrittenWeights, OutsideOfAScopeAreRefused) {
-  enum class Where { kBetweenSteps, kBeforeAScope, kInForward };
+// Until weights are loaded, which take the place of what was written.
+TEST_P(WrittenWeights, ThatDifferOrAreOutsideOfAScopeAreRefusedOnAllRanks) {
   const TestFolder folder;
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     for (const EngineConfig& options : writing_options(communicator.size())) {
       WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
+      const at::Tensor& weight = run.net.blocks[1]->layer->weight;
       run.engine.save(folder.path() / "right");
-      const auto write = [&] {
-        const at::NoGradGuard no_grad;
-        if (run.rank == 1) run.net.blocks[1]->layer->weight.clamp_(-0.1, 0.1);
-      };
-      for (const Where where : {Where::kBetweenSteps, Where::kBeforeAScope, Where::kInForward}) {
-        SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), static_cast<int>(where)));
+      for (const WrongWrite& wrong : wrong_writes()) {
+        SCOPED_TRACE(wrong.name + ", " + mode_options(options));
         run.micro_batch(0);
         EXPECT_TRUE(run.engine.step());
-        if (where == Where::kInForward) {
-          run.net.blocks[1]->in_forward = write;
-        } else if (memory::is_released(run.net.blocks[1]->layer->weight)) {
-          continue;
-        } else {
-          write();
-        }
-        if (where == Where::kBeforeAScope) run.with_whole_units([] {});
-        run.micro_batch(1);
-        run.net.blocks[1]->in_forward = {};
-        for (const auto& next : {std::function([&] { run.engine.step(); }), std::function([&] {
-                                   run.engine.save(folder.path() / "wrong");
-                                 })}) {
-          expect_error(next, {"the program wrote into parameter 'block1.layer.weight' outside of a "
-                              "scope: hold train::UnshardedParameters"});
+        if (wrong.needs_whole && memory::is_released(weight)) continue;
+        wrong.happens(run, weight);
+        for (const Next next : wrong.refused) {
+          if (next == Next::kStep) run.micro_batch(1);
+          run.net.blocks[1]->in_forward = {};
+          expect_error([&] { go_on(run.engine, next, folder.path()); },
+                       {wrong.says, "'block1.layer.weight'"});
         }
         EXPECT_TRUE(run.engine.load(folder.path() / "right"));
       }
+      run.micro_batch(0);
+      EXPECT_TRUE(run.engine.step());
       communicator.barrier();
       if (run.rank == 0) std::filesystem::remove_all(folder.path() / "right");
       communicator.barrier();
@@ -482,7 +446,7 @@ TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
         each->micro_batch(2);  // secondary shards are made
       }
       for (at::Tensor& p : expected = run.weights()) p.clamp_(-0.1, 0.1);
-      run.with_whole_units([&] { kWrites.front().apply(run.net); });
+      run.with_whole_units([&] { kClamp.apply(run.net); });
       EXPECT_TRUE(same_bits(run.weights(), expected));
       // What is gathered next is what would be gathered from the written shards.
       for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -497,10 +461,9 @@ TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
       EXPECT_TRUE(at::equal(loss(run), loss(same)));
 
       WritingRun in_pass(communicator, options, at::kFloat, /*accumulation_steps=*/1);
-      in_pass.net.blocks[2]->in_forward = [&] {
-        const train::UnshardedParameters whole(in_pass.engine.strategy(), 3);
-        const at::NoGradGuard no_grad;
-        in_pass.net.blocks[2]->layer->weight.clamp_(-0.1, 0.1);
+      in_pass.net.blocks[2]->in_forward = [&net = in_pass.net] {
+        const auto whole = net.whole_block(2);
+        clamp_weight(*net.blocks[2]);
       };
       in_pass.micro_batch(0);
       expect_error([&] { in_pass.engine.step(); },
