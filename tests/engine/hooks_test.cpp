@@ -1,6 +1,5 @@
 // Hooks that a program sets on parameters and on activations. The measure is the same program
-// without an engine, in one process: a backward for the batch of each rank, gradients averaged in
-// rank order, one optimizer over everything.
+// without an engine, in one process, with the batches of all ranks.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
@@ -13,7 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +22,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/plain_ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -95,64 +94,86 @@ class TiedNet : public nn::Model {
   std::vector<std::shared_ptr<LayersUnit>> units_;
 };
 
-// What a program does with the parameters of its model before step `number`; -1: before there is an
+// What a program does with each parameter of its model before a step; before step -1 there is no
 // engine.
-using Script = std::function<void(const std::vector<at::Tensor>& parameters, int number)>;
+using Set = std::function<void(const at::Tensor& parameter, std::size_t index)>;
+using Script = std::vector<std::pair<int, Set>>;
+
+void play(const Script& script, const std::vector<at::Tensor>& parameters, int number) {
+  for (const auto& [at, set] : script) {
+    for (std::size_t i = 0; at == number && i < parameters.size(); ++i) set(parameters[i], i);
+  }
+}
 
 constexpr int kSteps = 4;
 
-// The weights after `kSteps` updates without an engine, of the batches of all ranks.
-std::vector<at::Tensor> plain_weights(
-    nn::Model& model, int ranks, int micro_batches,
-    const std::function<at::Tensor(int rank, int number)>& loss,
-    const Script& script = [](const auto&, int) {}) {
+struct HookedProgram {
+  Script script = {};
+  int micro_batches = 1;
+  std::vector<int> stages = {0, 1, 2, 3};
+};
+
+const auto kHookedOptimizer = optim::adamw({.learning_rate = 0.01});
+
+// The weights after `kSteps` updates without an engine.
+template <typename Net>
+std::vector<at::Tensor> plain_weights(Net& net, int ranks, const HookedProgram& program = {}) {
   nn::SeededValues values(3);
-  nn::initialize_parameters(model, values);
-  const std::vector<at::Tensor> parameters = parameters_of(model);
-  script(parameters, -1);
-  const auto optimizer = optim::adamw({.learning_rate = 0.01})(parameters);
+  nn::initialize_parameters(net, values);
+  const std::vector<at::Tensor> parameters = parameters_of(net);
+  play(program.script, parameters, -1);
+  PlainRanks plain(parameters, ranks, kHookedOptimizer);
   for (int step = 0; step < kSteps; ++step) {
-    script(parameters, step);
-    std::vector<at::Tensor> sums(parameters.size());
-    for (int rank = 0; rank < ranks; ++rank) {
-      for (int m = 0; m < micro_batches; ++m) {
-        const at::Tensor of_batch = loss(rank, step * micro_batches + m);
-        (micro_batches == 1 ? of_batch : of_batch / micro_batches).backward();
-      }
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        at::Tensor gradient = std::exchange(parameters[i].mutable_grad(), {});
-        if (!gradient.defined()) continue;
-        sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
-      }
+    play(program.script, parameters, step);
+    for (int m = 0; m < program.micro_batches; ++m) {
+      plain.backward([&](int rank) {
+        return net.loss(net.batch(rank, step * program.micro_batches + m)) / program.micro_batches;
+      });
     }
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      if (sums[i].defined()) parameters[i].mutable_grad() = sums[i] / ranks;
-    }
-    optimizer->step();
-    for (const at::Tensor& p : parameters) p.mutable_grad().reset();
+    plain.step();
   }
   return parameters;
 }
 
 // The same with an engine.
-std::vector<at::Tensor> engine_weights(
-    nn::Model& model, dist::Communicator& communicator, const EngineConfig& config,
-    const std::function<data::Batch(int number)>& batch,
-    const Script& script = [](const auto&, int) {}) {
+template <typename Net>
+std::vector<at::Tensor> engine_weights(Net& net, dist::Communicator& communicator, int stage,
+                                       const HookedProgram& program) {
   nn::SeededValues values(3);
-  const std::vector<at::Tensor> parameters = parameters_of(model);
-  script(parameters, -1);
-  Engine engine(model, communicator, optim::adamw({.learning_rate = 0.01}), config, &values);
+  const std::vector<at::Tensor> parameters = parameters_of(net);
+  play(program.script, parameters, -1);
+  Engine engine(net, communicator, kHookedOptimizer,
+                {.overlap = {.stage = stage}, .accumulation_steps = program.micro_batches},
+                &values);
   for (int step = 0; step < kSteps; ++step) {
-    script(parameters, step);
-    for (int m = 0; m < config.accumulation_steps; ++m) {
-      const data::Batch one = batch(step * config.accumulation_steps + m);
-      engine.evaluate([&] { return model.predict(one); });
-      engine.backward(engine.forward(one));
+    play(program.script, parameters, step);
+    for (int m = 0; m < program.micro_batches; ++m) {
+      const data::Batch batch = net.batch(communicator.rank(), step * program.micro_batches + m);
+      engine.evaluate([&] { return net.predict(batch); });
+      engine.backward(engine.forward(batch));
     }
     engine.step();
   }
   return whole_weights(engine.strategy());
+}
+
+int hook_calls = 0;  // of this process
+
+// Expects that a net of these arguments has the same bits with an engine, and that its hooks are
+// called as often on each rank.
+template <typename Net, typename... Arguments>
+void expect_plain_bits(dist::Communicator& communicator, const HookedProgram& program,
+                       const Arguments&... arguments) {
+  hook_calls = 0;
+  Net plain(arguments...);
+  const auto expected = plain_weights(plain, communicator.size(), program);
+  const int calls = std::exchange(hook_calls, 0) / communicator.size();
+  for (const int stage : program.stages) {
+    const auto net = make_deferred<Net>(arguments...);
+    EXPECT_TRUE(same_bits(engine_weights(*net, communicator, stage, program), expected))
+        << "stage " << stage;
+    EXPECT_EQ(std::exchange(hook_calls, 0), calls) << "stage " << stage;
+  }
 }
 
 at::Tensor every_other(const at::Tensor& x) {
@@ -178,108 +199,67 @@ struct BeforeAccumulation : autograd::FunctionPreHook {
 
 struct Hooks {
   std::string name;
-  Script set;  // and counts calls
+  Script script;
 };
 
-// `calls` is set by each run.
-std::vector<Hooks> hooks(int& calls) {
-  const auto on_all = [](int at, const std::function<void(const at::Tensor&)>& set) -> Script {
-    return [=](const auto& parameters, int number) {
-      if (number == at) std::ranges::for_each(parameters, set);
+std::vector<Hooks> hooks() {
+  const auto changes = [](at::Tensor (*change)(const at::Tensor&)) -> Set {
+    return [=](const at::Tensor& p, std::size_t) {
+      p.register_hook([=](const at::Tensor& gradient) {
+        ++hook_calls;
+        return change(gradient);
+      });
     };
   };
-  const auto masks = [&calls](const at::Tensor& p) {
-    p.register_hook([&calls](const at::Tensor& gradient) {
-      ++calls;
-      return every_other(gradient);
-    });
+  const Set masks = changes(&every_other);
+  const Set clamps = changes([](const at::Tensor& g) { return g.clamp(-0.01, 0.02); });
+  const Set looks = [](const at::Tensor& p, std::size_t) {
+    p.register_hook([](const at::Tensor& gradient) { hook_calls += gradient.defined(); });
   };
-  const auto clamps = [&calls](const at::Tensor& p) {
-    p.register_hook([&calls](const at::Tensor& gradient) {
-      ++calls;
-      return gradient.clamp(-0.01, 0.02);
-    });
-  };
-  const auto looks = [&calls](const at::Tensor& p) {
-    p.register_hook([&calls](const at::Tensor& gradient) { calls += gradient.defined(); });
-  };
-  const auto clamps_after = [&calls](const at::Tensor& p) {
-    set_post_hook(p, [&calls](const at::Tensor& parameter) {
-      ++calls;
+  const Set clamps_after = [](const at::Tensor& p, std::size_t) {
+    set_post_hook(p, [](const at::Tensor& parameter) {
+      ++hook_calls;
       parameter.mutable_grad() = parameter.grad().clamp(-0.01, 0.02);
     });
   };
-  const auto kept = std::make_shared<std::vector<c10::intrusive_ptr<autograd::Node>>>();
-  return {
-      {"mask", on_all(-1, masks)},
-      {"mask, set later", on_all(1, masks)},
-      {"clamp", on_all(-1, clamps)},
-      {"look", on_all(-1, looks)},
-      {"mask and clamp, the mask until step 2",
-       [=](const auto& parameters, int number) {
-         for (const at::Tensor& p : parameters) {
-           if (number == -1) masks(p), clamps(p);
-           if (number == 2) p.remove_hook(0);
-         }
-       }},
-      {"after accumulation", on_all(-1, clamps_after)},
-      {"after accumulation, set later", on_all(1, clamps_after)},
-      {"after accumulation, until step 2",
-       [=](const auto& parameters, int number) {
-         for (const at::Tensor& p : parameters) {
-           if (number == -1) clamps_after(p);
-           if (number == 2) autograd::impl::set_post_acc_grad_hooks(p, nullptr);
-         }
-       }},
-      {"before and after accumulation",
-       [=](const auto& parameters, int number) {
-         for (const at::Tensor& p : parameters) {
-           if (number == -1) masks(p), clamps_after(p);
-         }
-       }},
-      {"one frozen",
-       [=](const auto& parameters, int number) {
-         if (number == -1) std::ranges::for_each(parameters, masks);
-         if (number == 1) parameters[2].requires_grad_(false);
-       }},
-      {"of the accumulator",
-       [=](const auto& parameters, int number) {
-         for (const at::Tensor& p : parameters) {
-           if (number != -1) continue;
-           kept->push_back(autograd::impl::grad_accumulator(p));
-           kept->back()->add_pre_hook(std::make_unique<BeforeAccumulation>());
-         }
-       }},
+  const Set forgets_first = [](const at::Tensor& p, std::size_t) { p.remove_hook(0); };
+  const Set forgets_after = [](const at::Tensor& p, std::size_t) {
+    autograd::impl::set_post_acc_grad_hooks(p, nullptr);
   };
+  const Set freezes_one = [](const at::Tensor& p, std::size_t i) {
+    if (i == 2) p.requires_grad_(false);
+  };
+  const auto kept = std::make_shared<std::vector<c10::intrusive_ptr<autograd::Node>>>();
+  const Set of_accumulator = [kept](const at::Tensor& p, std::size_t) {
+    kept->push_back(autograd::impl::grad_accumulator(p));
+    kept->back()->add_pre_hook(std::make_unique<BeforeAccumulation>());
+  };
+  return {
+      {"mask", {{-1, masks}}},
+      {"mask, set later", {{1, masks}}},
+      {"clamp", {{-1, clamps}}},
+      {"look", {{-1, looks}}},
+      {"mask and clamp, the mask until step 2", {{-1, masks}, {-1, clamps}, {2, forgets_first}}},
+      {"after accumulation", {{-1, clamps_after}}},
+      {"after accumulation, set later", {{1, clamps_after}}},
+      {"after accumulation, until step 2", {{-1, clamps_after}, {2, forgets_after}}},
+      {"before and after accumulation", {{-1, masks}, {-1, clamps_after}}},
+      {"one frozen", {{-1, masks}, {1, freezes_one}}},
+      {"of the accumulator", {{-1, of_accumulator}}}};
 }
 
 ZERO_TESTS_ON_RANKS(GradientHooks, 1, 2, 3);
 
 TEST_P(GradientHooks, OfLayersSeeAndChangeWhatTheySeeWithoutAnEngine) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    int calls = 0;
-    for (const Hooks& h : hooks(calls)) {
+    for (const Hooks& h : hooks()) {
       for (const bool checkpoints : {false, true}) {
         if (checkpoints && h.name == "of the accumulator") continue;
         for (const int micro_batches : {1, 2}) {
           for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
             SCOPED_TRACE(fmt::format("{}, checkpoints {}, {} micro-batches, {}", h.name,
                                      checkpoints, micro_batches, c10::toString(dtype)));
-            calls = 0;
-            TiedNet plain(checkpoints, dtype);
-            const auto loss = [&](int rank, int n) { return plain.loss(plain.batch(rank, n)); };
-            const auto expected =
-                plain_weights(plain, communicator.size(), micro_batches, loss, h.set);
-            const int expected_calls = std::exchange(calls, 0) / communicator.size();
-            for (const int stage : {0, 1, 2, 3}) {
-              const auto net = make_deferred<TiedNet>(checkpoints, dtype);
-              const auto weights = engine_weights(
-                  *net, communicator,
-                  {.overlap = {.stage = stage}, .accumulation_steps = micro_batches},
-                  [&](int n) { return net->batch(communicator.rank(), n); }, h.set);
-              EXPECT_TRUE(same_bits(weights, expected)) << "stage " << stage;
-              EXPECT_EQ(std::exchange(calls, 0), expected_calls) << "stage " << stage;
-            }
+            expect_plain_bits<TiedNet>(communicator, {h.script, micro_batches}, checkpoints, dtype);
           }
         }
       }
@@ -292,9 +272,12 @@ struct TiedRun {
   TiedRun(dist::Communicator& communicator, int stage)
       : rank(communicator.rank()),
         net(make_deferred<TiedNet>()),
-        engine(*net, communicator, optim::adamw({.learning_rate = 0.01}),
-               {.overlap = {.stage = stage}}, &values) {}
+        engine(*net, communicator, kHookedOptimizer, {.overlap = {.stage = stage}}, &values) {}
   void backward(int number) { engine.backward(engine.forward(net->batch(rank, number))); }
+  void step(int number) {
+    backward(number);
+    engine.step();
+  }
 
   int rank;
   nn::SeededValues values{3};
@@ -308,14 +291,10 @@ TEST_P(GradientHooks, SetLaterKeepGradientsOfOtherPassesOut) {
     TiedRun run(communicator, stage);
     for (const at::Tensor& p : run.net->parameters()) set_post_hook(p, [](const at::Tensor&) {});
     run.net->loss(run.net->batch(run.rank, 9)).backward();
-    for (int step = 0; step < kSteps; ++step) {
-      run.backward(step);
-      run.engine.step();
-    }
+    for (int number = 0; number < kSteps; ++number) run.step(number);
     TiedNet plain;
-    const auto loss = [&](int rank, int n) { return plain.loss(plain.batch(rank, n)); };
-    EXPECT_TRUE(same_bits(whole_weights(run.engine.strategy()),
-                          plain_weights(plain, communicator.size(), 1, loss)));
+    EXPECT_TRUE(
+        same_bits(whole_weights(run.engine.strategy()), plain_weights(plain, communicator.size())));
   });
 }
 
@@ -336,10 +315,7 @@ TEST_P(GradientHooks, MayKeepTheGradient) {
       return in_order;
     };
     TiedRun run(communicator, stage);
-    const auto seen = gradients(*run.net, [&] {
-      run.backward(0);
-      run.engine.step();
-    });
+    const auto seen = gradients(*run.net, [&] { run.step(0); });
     TiedNet plain;
     nn::initialize_parameters(plain, run.values);
     const auto expected =
@@ -358,8 +334,7 @@ struct AfterAccumulator : autograd::FunctionPostHook {
 TEST_P(GradientHooks, AfterAnAccumulatorAreRefusedByName) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     TiedRun run(communicator, stage);
-    run.backward(0);
-    run.engine.step();
+    run.step(0);
     const auto accumulator = autograd::impl::grad_accumulator(run.net->parameters()[1]);
     accumulator->add_post_hook(std::make_unique<AfterAccumulator>());
     expect_error([&] { run.backward(1); }, {"'a.linear.weight'", "set_post_acc_grad_hooks()"});
@@ -374,10 +349,7 @@ TEST(GradientHooksOfOneRank, ThatThrowAreHeardOfByAll) {
       run.net->parameters()[1].register_hook([&](const at::Tensor&) {
         if (run.rank == 1 && run.engine.steps() == 1) throw Error("the hook of rank 1");
       });
-      for (int step = 0; step < kSteps; ++step) {
-        run.backward(step);
-        run.engine.step();
-      }
+      for (int number = 0; number < kSteps; ++number) run.step(number);
     });
     for (const dist::RankExit& exit : exits) {
       EXPECT_EQ(exit.exit_code, 1) << exit.rank;
@@ -387,44 +359,60 @@ TEST(GradientHooksOfOneRank, ThatThrowAreHeardOfByAll) {
   }
 }
 
-// Its last operation has saved its own result for backward.
+// Its last operation has saved its own result for backward. It may have a loss of its own, computed
+// after its output.
 class TanhUnit : public nn::Unit {
  public:
-  explicit TanhUnit(at::ScalarType dtype)
-      : weight_(add_parameter("weight", {kWidth, kWidth}, nn::Initializer::normal(0.4), dtype)) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x.matmul(weight_).tanh(); });
+  TanhUnit(at::ScalarType dtype, bool has_loss) : weight_(add("weight", dtype)) {
+    if (has_loss) other_ = add("other", dtype);
   }
+  at::Tensor forward(const at::Tensor& x) {
+    return run([&] {
+      const at::Tensor y = x.matmul(weight_).tanh();
+      if (other_.defined()) own_loss = x.matmul(other_).square().sum();
+      return y;
+    });
+  }
+  at::Tensor own_loss;
 
  private:
-  at::Tensor weight_;
+  at::Tensor add(const char* name, at::ScalarType dtype) {
+    return add_parameter(name, {kWidth, kWidth}, nn::Initializer::normal(0.4), dtype);
+  }
+  at::Tensor weight_, other_;
 };
 
 // Hands on what the unit inside gives.
 class UnitAround : public nn::Unit {
  public:
-  explicit UnitAround(at::ScalarType dtype)
-      : inner_(register_module("inner", std::make_shared<TanhUnit>(dtype))),
+  UnitAround(at::ScalarType dtype, bool has_loss)
+      : inner(register_module("inner", std::make_shared<TanhUnit>(dtype, has_loss))),
         gain_(add_parameter("gain", {kWidth}, nn::Initializer::normal(1), dtype)) {}
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return inner_->forward(x * gain_); });
+    return run([&] { return inner->forward(x * gain_); });
   }
+  std::shared_ptr<TanhUnit> inner;
 
  private:
-  std::shared_ptr<TanhUnit> inner_;
   at::Tensor gain_;
 };
 
-// A loss with a penalty on its gradient, and activations that a program looks at.
+data::Batch inputs_of(int rank, int number, at::ScalarType dtype = at::kFloat) {
+  const auto seed = static_cast<std::uint64_t>(100 * rank + number);
+  return {.inputs = random({4, kWidth}, seed, /*gradient=*/false, dtype)};
+}
+
+// A loss with more than the output in it, and activations that a program looks at.
 class PenaltyNet : public nn::Model {
  public:
-  enum class Penalty { kNone, kOfInput, kBetweenUnits };
+  enum class Adds { kNothing, kSlopeOfInput, kSlopeBetweenUnits, kLossesOfUnits };
   using Look = std::function<void(std::vector<at::Tensor>& activations)>;
   explicit PenaltyNet(
-      at::ScalarType dtype = at::kFloat, Penalty of = Penalty::kNone, Look look = [](auto&) {})
-      : penalty(of), look_(std::move(look)) {
-    first_ = register_module("first", std::make_shared<UnitAround>(dtype));
-    second_ = register_module("second", std::make_shared<TanhUnit>(dtype));
+      at::ScalarType dtype = at::kFloat, Adds what = Adds::kNothing, Look look = [](auto&) {})
+      : adds(what), dtype_(dtype), look_(std::move(look)) {
+    const bool has_losses = adds == Adds::kLossesOfUnits;
+    first_ = register_module("first", std::make_shared<UnitAround>(dtype, has_losses));
+    second_ = register_module("second", std::make_shared<TanhUnit>(dtype, has_losses));
   }
   at::Tensor predict(const data::Batch& batch) override {
     return run([&] { return second_->forward(first_->forward(batch.inputs)); });
@@ -436,19 +424,18 @@ class PenaltyNet : public nn::Model {
       x.push_back(second_->forward(x[1]));
       look_(x);
       const at::Tensor loss = x[2].sin().mean();
-      if (penalty == Penalty::kNone) return loss;
-      const auto slopes = autograd::grad({loss}, {x[penalty == Penalty::kOfInput ? 0 : 1]}, {},
-                                         true, /*create_graph=*/true);
+      if (adds == Adds::kNothing) return loss;
+      if (adds == Adds::kLossesOfUnits) return loss + first_->inner->own_loss + second_->own_loss;
+      const auto slopes = autograd::grad({loss}, {x[adds == Adds::kSlopeOfInput ? 0 : 1]}, {}, true,
+                                         /*create_graph=*/true);
       return loss + 3 * slopes[0].square().sum();
     });
   }
-  static data::Batch batch(int rank, int number, at::ScalarType dtype) {
-    const auto seed = static_cast<std::uint64_t>(100 * rank + number);
-    return {.inputs = random({4, kWidth}, seed, /*gradient=*/false, dtype)};
-  }
-  Penalty penalty;
+  data::Batch batch(int rank, int number) const { return inputs_of(rank, number, dtype_); }
+  Adds adds;
 
  private:
+  at::ScalarType dtype_;
   Look look_;
   std::shared_ptr<UnitAround> first_;
   std::shared_ptr<TanhUnit> second_;
@@ -470,27 +457,20 @@ std::vector<std::pair<std::string, PenaltyNet::Look>> looks() {
   };
 }
 
+// Also where a unit's hooks must come before the backward of a loss inside it.
 TEST_P(GradientHooks, OfActivationsOfUnitsHaveTheBitsWithoutAnEngineAlsoUnderAPenalty) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    using enum PenaltyNet::Penalty;
+    using enum PenaltyNet::Adds;
     for (const auto& [name, look] : looks()) {
-      for (const auto penalty : {kNone, kOfInput, kBetweenUnits}) {
+      for (const auto adds : {kNothing, kSlopeOfInput, kSlopeBetweenUnits, kLossesOfUnits}) {
+        if (adds == kLossesOfUnits && name != "nothing") continue;
         for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-          SCOPED_TRACE(fmt::format("{}, penalty {}, {}", name, static_cast<int>(penalty),
-                                   c10::toString(dtype)));
-          PenaltyNet plain(dtype, penalty, look);
-          const auto expected =
-              plain_weights(plain, communicator.size(), 1, [&](int rank, int number) {
-                return plain.loss(PenaltyNet::batch(rank, number, dtype));
-              });
-          for (const int stage : {0, 1, 2, 3}) {
-            if (penalty != kNone && stage == 3) continue;  // refused
-            const auto net = make_deferred<PenaltyNet>(dtype, penalty, look);
-            const auto weights = engine_weights(
-                *net, communicator, {.overlap = {.stage = stage}},
-                [&](int n) { return PenaltyNet::batch(communicator.rank(), n, dtype); });
-            EXPECT_TRUE(same_bits(weights, expected)) << "stage " << stage;
-          }
+          SCOPED_TRACE(
+              fmt::format("{}, adds {}, {}", name, static_cast<int>(adds), c10::toString(dtype)));
+          HookedProgram program;
+          const bool twice = adds == kSlopeOfInput || adds == kSlopeBetweenUnits;
+          if (twice) program.stages = {0, 1, 2};  // see below
+          expect_plain_bits<PenaltyNet>(communicator, program, dtype, adds, look);
         }
       }
     }
@@ -523,21 +503,24 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
                                                               config, nn::default_units(1))
                                    : std::make_unique<Engine>(*units, communicator, optim::adamw(),
                                                               config, &values);
-      const auto loss = [&](int number, bool penalised) {
-        const data::Batch batch = PenaltyNet::batch(communicator.rank(), number, at::kFloat);
-        units->penalty = penalised ? PenaltyNet::Penalty::kOfInput : PenaltyNet::Penalty::kNone;
-        if (!is_plain) return engine->forward(batch);
-        return engine->forward([&] { return pair.loss(batch.inputs.requires_grad_(), penalised); });
+      const auto backward = [&](int number, bool penalised) {
+        using enum PenaltyNet::Adds;
+        const data::Batch batch = inputs_of(communicator.rank(), number);
+        units->adds = penalised ? kSlopeOfInput : kNothing;
+        engine->backward(is_plain ? engine->forward([&] {
+          return pair.loss(batch.inputs.requires_grad_(), penalised);
+        })
+                                  : engine->forward(batch));
       };
       for (const int number : {0, 1, 2}) {
         if (tries) {
           const dist::Traffic before = communicator.traffic();
-          expect_error([&] { engine->backward(loss(number, /*penalised=*/true)); },
+          expect_error([&] { backward(number, /*penalised=*/true); },
                        {"create_graph runs through unit 'second'", "needs stages 0 to 2"});
           EXPECT_EQ(communicator.traffic().since(before).bytes(dist::Purpose::kGradient), 0);
           engine->give_up_step();
         }
-        engine->backward(loss(number, /*penalised=*/false));
+        backward(number, /*penalised=*/false);
         EXPECT_TRUE(engine->step());
       }
       return whole_weights(engine->strategy());
@@ -550,51 +533,6 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
             same_bits(weights_of(config, is_plain, true), weights_of(config, is_plain, false)));
       }
     }
-  });
-}
-
-// Has a loss of its own, computed after its output.
-class UnitWithLoss : public nn::Unit {
- public:
-  at::Tensor forward(const at::Tensor& x) {
-    return run([&] {
-      const at::Tensor y = x.matmul(weight_).tanh();
-      own_loss = x.matmul(other_).square().sum();
-      return y;
-    });
-  }
-  at::Tensor own_loss;
-
- private:
-  at::Tensor weight_ = add_parameter("weight", {kWidth, kWidth}, nn::Initializer::normal(0.4));
-  at::Tensor other_ = add_parameter("other", {kWidth, kWidth}, nn::Initializer::normal(0.4));
-};
-
-class NetWithLosses : public nn::Model {
- public:
-  at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return b_->forward(a_->forward(batch.inputs)); });
-  }
-  at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return predict(batch).square().sum() + a_->own_loss + b_->own_loss; });
-  }
-
- private:
-  std::shared_ptr<UnitWithLoss> a_ = register_module("a", std::make_shared<UnitWithLoss>());
-  std::shared_ptr<UnitWithLoss> b_ = register_module("b", std::make_shared<UnitWithLoss>());
-};
-
-TEST_P(GradientHooks, OfUnitsComeBeforeTheBackwardOfALossInside) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const auto batch = [](int rank, int n) { return PenaltyNet::batch(rank, n, at::kFloat); };
-    NetWithLosses plain;
-    const auto net = make_deferred<NetWithLosses>();
-    const auto weights =
-        engine_weights(*net, communicator, {.overlap = {.stage = stage}},
-                       [&](int number) { return batch(communicator.rank(), number); });
-    EXPECT_TRUE(same_bits(weights, plain_weights(plain, communicator.size(), 1, [&](int r, int n) {
-                            return plain.loss(batch(r, n));
-                          })));
   });
 }
 
