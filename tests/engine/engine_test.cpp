@@ -128,38 +128,6 @@ TEST(Engine, ReducesEachMicroBatchIfItIsToldTo) {
   });
 }
 
-TEST(Engine, ReleasesNothingInTheMiddleOfAStep) {
-  on_all_stages(2, [](dist::Communicator& communicator, int stage) {
-    EngineRun run(communicator, {.overlap = {.stage = stage}, .accumulation_steps = 2});
-    const auto expect_refused = [&] {
-      expect_error([&] { run.engine.release(); }, {"release()", "in the middle of a step"});
-    };
-    run.engine.backward(run.forward(0));
-    expect_refused();
-    EXPECT_FALSE(run.engine.step());
-    expect_refused();
-    EXPECT_TRUE(run.step(1));
-    run.engine.release();
-  });
-}
-
-TEST(Engine, NobodyUpdatesWhereOneLossIsNotFinite) {
-  on_all_stages(3, [](dist::Communicator& communicator, int stage) {
-    const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
-    EngineRun run(communicator, config), undisturbed(communicator, config);
-    run.steps(0, 2);
-    data::Batch bad = run.toy.batch(run.rank, 2);  // the first of its step
-    if (run.rank == 1) bad.inputs[0][0] = std::nanf("");
-    run.step(bad);
-    expect_error([&] { run.step(3); },
-                 {"step 1: the loss is infinite or NaN on rank 1; no rank has"});
-    EXPECT_EQ(run.engine.steps(), 1);
-    run.steps(2, 4);
-    undisturbed.steps(0, 4);
-    EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
-  });
-}
-
 TEST(Engine, SavesNoWeightsThatAreNotFinite) {
   const TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {

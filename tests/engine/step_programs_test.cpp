@@ -1,0 +1,377 @@
+// Programs of several steps: loops that call in other orders than forward(), backward() and step()
+// one after the other, what a program does with gradients and parameters in between, and how steps
+// and micro-batches are counted. The measure is the plain module in one process, the trainer, or
+// an engine that is used otherwise. What a program gets wrong is in refusals_test.cpp.
+
+#include <ATen/ops/allclose.h>
+#include <fmt/format.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <tests/support/average_over_ranks.hpp>
+#include <tests/support/engine_run.hpp>
+#include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/random_model.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/scripted_model.hpp>
+#include <tests/support/states.hpp>
+#include <tests/support/thrown_by.hpp>
+#include <zero/optim/master_weights.hpp>
+#include <zero/optim/sgd.hpp>
+#include <zero/train/loop/trainer.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ZERO_TESTS_ON_RANKS(StepPrograms, 2, 3);
+
+// What a loop does: "f3" runs forward of batch 3, "b3" backward of its loss, "s" calls step(), "g"
+// gives up the step.
+struct CallOrder {
+  const char* calls;
+  int accumulation_steps;
+};
+
+const std::vector<CallOrder> kLoops = {
+    {"f0 b0 s f1 b1 s f2 b2 s", 1},
+    {"f0 b0 f1 s f1 b1 f2 s f2 b2 s", 1},  // forward of the next batch before step()
+    {"f0 f1 b1 s f2 f3 b2 s", 1},          // losses that nobody needs
+    {"f0 f1 b0 s b1 s f2 f3 b2 s b3 s", 2},
+    {"f0 f1 b1 s b0 s f2 f3 b3 s b2 s", 2},
+    {"f0 b0 f1 b1 s f2 b2 f3 b3 s", 2},  // step() only where it updates
+    {"f0 b0 f1 s b1 f2 s f2 b2 s f3 b3 s", 2},
+    {"f0 f1 f2 b0 s b1 s b2 s f3 b3 s f4 f5 b5 s b4 s", 3},
+    {"f5 b5 f0 f1 g b0 s b1 s", 2},  // what is given up does not make a graph old
+};
+
+template <typename Call>
+void play_calls(const CallOrder& loop, const Call& call) {
+  std::istringstream calls(loop.calls);
+  for (std::string word; calls >> word;) {
+    call(word.front(), word.size() > 1 ? std::stoi(word.substr(1)) : 0);
+  }
+}
+
+using Change = std::function<void(const std::vector<at::Tensor>& parameters)>;
+
+// The weights of the plain module after `loop` on the batches of all ranks, with `change` before
+// each update.
+std::vector<at::Tensor> plain_weights(
+    int ranks, const CallOrder& loop, const Change& change = [](const auto&) {}) {
+  const Toy toy = Toy::alone();
+  const std::vector<at::Tensor> parameters = parameters_of(*toy.model);
+  const auto optimizer = optim::adamw()(parameters);
+  std::map<std::pair<int, int>, at::Tensor> losses;  // by rank and batch
+  std::vector<int> backwards;                        // of this step, in their order
+  play_calls(loop, [&](char what, int batch) {
+    for (int r = 0; what == 'f' && r < ranks; ++r) {
+      losses[{r, batch}] = toy.model->loss(toy.batch(r, batch));
+    }
+    if (what == 'b') backwards.push_back(batch);
+    if (what == 'g') backwards.clear();
+    const int count = loop.accumulation_steps;
+    if (what != 's' || backwards.size() < static_cast<std::size_t>(count)) return;
+    average_over_ranks(parameters, ranks, [&](int rank) {
+      for (const int b : std::as_const(backwards)) {
+        (count == 1 ? losses[{rank, b}] : losses[{rank, b}] / count).backward();
+      }
+    });
+    backwards.clear();
+    change(parameters);
+    optimizer->step();
+  });
+  return parameters;
+}
+
+TEST_P(StepPrograms, InAnyOrderOfCallsGiveTheBitsOfThePlainModule) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const CallOrder& loop : kLoops) {
+      SCOPED_TRACE(loop.calls);
+      const std::vector<at::Tensor> expected = plain_weights(communicator.size(), loop);
+      for (const int stage : {0, 1, 2, 3}) {
+        EngineRun run(communicator,
+                      {.overlap = {.stage = stage}, .accumulation_steps = loop.accumulation_steps});
+        std::map<int, at::Tensor> losses;
+        play_calls(loop, [&](char what, int batch) {
+          if (what == 's') run.engine.step();
+          if (what == 'g') run.engine.give_up_step();
+          if (what == 'f') losses[batch] = run.forward(batch);
+          if (what == 'b') run.engine.backward(losses[batch]);
+        });
+        EXPECT_TRUE(same_bits(run.weights(), expected)) << "stage " << stage;
+      }
+    }
+  });
+}
+
+// What loops of PyTorch do with gradients between backward() and step().
+const std::map<std::string, Change> kChanges = {
+    {"clip_grad_norm_", [](auto& p) { torch::nn::utils::clip_grad_norm_(p, /*max_norm=*/0.01); }},
+    {"clip_grad_value_",
+     [](auto& p) { torch::nn::utils::clip_grad_value_(p, /*clip_value=*/0.01); }},
+    {"mul_", [](auto& p) { p[1].mutable_grad().mul_(0.5); }},
+    {"add_", [](auto& p) { p[0].mutable_grad() += 0.1; }},
+    {"another tensor", [](auto& p) { p[2].mutable_grad() = p[2].grad() * 2; }},
+};
+
+std::vector<at::Tensor> parameters_in(EngineRun& run) {
+  std::vector<at::Tensor> parameters;
+  for (const nn::Parameter& p : run.engine.strategy().list().parameters) {
+    parameters.push_back(p.tensor);
+  }
+  return parameters;
+}
+
+// Gradients are hidden where they are not whole, not all there, or scaled.
+TEST_P(StepPrograms, AChangeOfGradientsIsThatOfThePlainModuleOrAnErrorAtTheCall) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (EngineConfig config : {EngineConfig{}, EngineConfig{.accumulation_steps = 2},
+                                EngineConfig{.loss_scale = {.initial = 8}}}) {
+      config.overlap.stage = stage;
+      const bool scaled = config.loss_scale.initial > 0, several = config.accumulation_steps > 1;
+      const auto optimizer = scaled ? optim::with_master_weights(optim::adamw()) : optim::adamw();
+      const auto dtype = scaled ? at::kHalf : at::kFloat;
+      for (const auto& [name, change] : kChanges) {
+        SCOPED_TRACE(fmt::format("{}, {}", name, scaled ? "scaled" : several ? "several" : ""));
+        EngineRun run(communicator, config, optimizer, dtype);
+        run.engine.backward(run.forward(0));
+        const std::string message =
+            thrown_by([&, &change = change] { change(parameters_in(run)); });
+        EXPECT_EQ(run.engine.step(), !several);
+        if (stage == 0 && !scaled && !several) {
+          EXPECT_EQ(message, "");
+          EXPECT_TRUE(
+              same_bits(run.weights(), plain_weights(communicator.size(), {"f0 b0 s", 1}, change)));
+          continue;
+        }
+        EXPECT_THAT(message,
+                    AllOf(HasSubstr("an access to the gradient of parameter '"),
+                          HasSubstr("EngineConfig::clip_norm"), HasSubstr("give_up_step()")));
+        // Nothing was damaged.
+        EngineRun undisturbed(communicator, config, optimizer, dtype);
+        undisturbed.steps(0, 2);
+        run.step(1);
+        EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+      }
+    }
+  });
+}
+
+// Also of micro-batches of different sizes: the gradients of the last one's backward() are those of
+// the step already.
+TEST_P(StepPrograms, TheStrategyClipsAsStepDoes) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (const auto& samples : {std::vector{4}, std::vector{4, 3}}) {
+      EngineConfig config{.overlap = {.stage = stage},
+                          .accumulation_steps = static_cast<std::int64_t>(samples.size())};
+      EngineRun by_hand(communicator, config);
+      config.clip_norm = 0.01;
+      EngineRun clipped(communicator, config);
+      for (EngineRun* run : {&clipped, &by_hand}) {
+        for (const int n : samples) {
+          run->engine.backward(run->engine.forward(run->toy.batch(run->rank, n, n)));
+        }
+      }
+      EXPECT_TRUE(clipped.engine.step());
+      EXPECT_GT(clipped.engine.gradient_norm(), 0.02F);
+      train::Strategy& strategy = by_hand.engine.strategy();
+      EXPECT_EQ(strategy.clip_grad_norm(0.01), clipped.engine.gradient_norm());
+      EXPECT_NEAR(strategy.clip_grad_norm(1), 0.01, 1e-6);  // changes nothing
+      EXPECT_TRUE(by_hand.engine.step());
+      EXPECT_TRUE(same_bits(by_hand.weights(), clipped.weights()));
+    }
+  });
+}
+
+TEST_P(StepPrograms, ThePiecesOfGradientsMayBeChanged) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    EngineRun run(communicator, {.overlap = {.stage = stage}});
+    train::Strategy& strategy = run.engine.strategy();
+    run.engine.backward(run.forward(0));
+    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+      const at::Tensor mine = strategy.piece(i).tensor;
+      if (mine.defined()) mine.mutable_grad().mul_(0.5);
+    }
+    run.engine.step();
+    const auto expected = plain_weights(communicator.size(), {"f0 b0 s", 1}, [](auto& parameters) {
+      for (const at::Tensor& p : parameters) p.mutable_grad().mul_(0.5);
+    });
+    EXPECT_TRUE(same_bits(run.weights(), expected));
+  });
+}
+
+// An infinity in the gradient of one parameter, on one rank, reduced at the end or after each
+// micro-batch; and, where averages are added up, ones whose sum overflows.
+TEST_P(StepPrograms, TheTrainerTakesNoGradientThatIsNotFinite) {
+  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+    const int rank = communicator.rank(), culprit = communicator.size() - 1;
+    for (const auto accumulation :
+         {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
+      const bool local = accumulation == train::Accumulation::kLocal;
+      Toy toy;
+      const auto strategy = make_strategy(mode, {.model = *toy.model,
+                                                 .mesh = communicator,
+                                                 .optimizer = optim::adamw(),
+                                                 .values = &toy.values,
+                                                 .accumulation = accumulation});
+      train::Trainer trainer(*strategy);
+      train::Trainer skips(*strategy, {.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
+      std::vector<data::Batch> batches;
+      for (int m = 0; m < 4; ++m) batches.push_back(toy.batch(rank, m));
+      trainer.step(batches);
+      const std::vector<at::Tensor> before = whole_weights(*strategy);
+      const auto expect_refused = [&](const std::string& name, const std::string& where) {
+        expect_error([&] { trainer.step(batches); },
+                     {"step 1", fmt::format("'{}' is infinite or NaN", name), where});
+        for (std::size_t i = 0; i < strategy->list().size(); ++i) {
+          const at::Tensor mine = strategy->piece(i).tensor;
+          EXPECT_FALSE(mine.defined() && mine.grad().defined()) << "kept a gradient";
+        }
+        EXPECT_TRUE(skips.step(batches).skipped);
+        EXPECT_TRUE(same_bits(whole_weights(*strategy), before));
+      };
+      strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+        if (i != 3 || rank != culprit) return;
+        gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
+      });
+      expect_refused(strategy->list().parameters[3].name,
+                     local ? fmt::format("on rank {};", culprit) : "on rank");
+      strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+        if (i == 1) gradient.detach().fill_(rank == 0 ? 3e38F : 0);
+      });
+      if (!local) expect_refused("layers.0.linear.bias", "on rank");
+      EXPECT_EQ(skips.skipped_steps(), local ? 1 : 2);
+      strategy->passes().observe_gradients({});
+      EXPECT_FALSE(trainer.step(batches).skipped);
+    }
+  });
+}
+
+TEST_P(StepPrograms, TheTrainerComparesSettingsOfTorchOptimizersToo) {
+  on_modes(
+      GetParam(), {"ddp", "zero2", "zero3", "tensor_zero3", "engine3"},
+      [](dist::Communicator& communicator, const std::string& mode) {
+        Toy toy;
+        const double momentum = communicator.rank() == 1 ? 0.8 : 0.9;
+        const auto sgd =
+            wrapped<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(momentum));
+        const auto strategy = make_strategy(mode, {*toy.model, communicator, sgd, &toy.values});
+        train::Trainer trainer(*strategy);
+        expect_error([&] { trainer.step({toy.batch(communicator.rank(), 0)}); },
+                     {"rank 0 has momentum 0.9 in group 0", "rank 1 has momentum 0.8 in group 0"});
+      });
+}
+
+// Not even where an evaluation follows, which has no backward.
+TEST_P(StepPrograms, AForwardThatThrowsLeavesNoUnitWhole) {
+  on_modes(GetParam(), stage_3_modes(),
+           [](dist::Communicator& communicator, const std::string& mode) {
+             const memory::Snapshot before = memory::snapshot();
+             ScriptedRun run(communicator, mode);
+             run.step(0);
+             run.model->in_forward = [] { throw Error("stop"); };
+             EXPECT_EQ(error_of([&] { run.strategy->forward(run.batch(1)); }), "stop");
+             run.model->in_forward = {};
+             const c10::NoGradGuard no_grad;
+             run.strategy->forward(run.batch(1));
+             EXPECT_EQ(states_since(before).parameters, run.strategy->costs().at_rest.parameters);
+           });
+}
+
+// The program's own backward: its gradients are dropped, and their buffers before the next forward.
+// The states of a parameter that is frozen later are still counted.
+TEST_P(StepPrograms, MemoryIsThatOfTheFormulasAfterOtherBackwardsAndFreezing) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const memory::Snapshot before = memory::snapshot();
+    EngineRun run(communicator, {.overlap = {.stage = stage, .keep_gradients = false}});
+    run.step(0);
+    run.toy.model->loss(run.toy.batch(run.rank, 1)).backward();
+    const at::Tensor loss = run.forward(2);
+    EXPECT_EQ(states_since(before).gradients, 0);
+    for (const at::Tensor& p : parameters_in(run)) p.set_requires_grad(false);
+    EXPECT_EQ(states_since(before).optimizer, run.engine.strategy().costs().at_rest.optimizer);
+  });
+}
+
+// Uneven ones weigh as the concatenated batch; even ones have the bits of the trainer, also of
+// three micro-batches, which no power of two divides.
+TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const int ranks = communicator.size(), rank = communicator.rank();
+    const auto sgd = optim::sgd({.learning_rate = 0.1});
+    for (const bool even : {false, true}) {
+      const auto samples = [&](int m, int r) { return even ? 4 : 1 + (2 * m + 3 * r) % 7; };
+      for (const int micro_batches : {1, 2, 3}) {
+        SCOPED_TRACE(fmt::format("{} {} micro-batches", micro_batches, even ? "even" : "uneven"));
+        EngineRun run(communicator,
+                      {.overlap = {.stage = stage}, .accumulation_steps = micro_batches}, sgd);
+        Toy toy, whole = Toy::alone();
+        const auto ddp = make_strategy("ddp", {*toy.model, communicator, sgd, &toy.values});
+        train::Trainer trainer(*ddp);
+        const std::vector<at::Tensor> expected = parameters_of(*whole.model);
+        const auto optimizer = sgd(expected);
+        for (int first = 0; first < 3 * micro_batches; first += micro_batches) {
+          std::vector<data::Batch> mine, all;
+          for (int m = first; m < first + micro_batches; ++m) {
+            for (int r = 0; r < ranks; ++r) all.push_back(toy.batch(r, m, samples(m, r)));
+            mine.push_back(toy.batch(rank, m, samples(m, rank)));
+            EXPECT_EQ(run.step(mine.back()), m + 1 == first + micro_batches);
+          }
+          trainer.step(mine);
+          average_over_ranks(expected, 1,
+                             [&](int) { whole.model->loss(concatenate(all)).backward(); });
+          optimizer->step();
+        }
+        const auto ours = run.weights(), trained = whole_weights(*ddp);
+        for (std::size_t i = 0; i < ours.size(); ++i) {
+          EXPECT_TRUE(at::allclose(ours[i], expected[i], 1e-5, 1e-6)) << "parameter " << i;
+          EXPECT_TRUE(at::allclose(trained[i], expected[i], 1e-5, 1e-6)) << "parameter " << i;
+        }
+        EXPECT_TRUE((!even && micro_batches > 1) || same_bits(ours, trained));
+      }
+    }
+  });
+}
+
+// Batches that state the same number of terms and batches that state none; losses from forward()
+// and the program's own, on all ranks or on some, in all micro-batches or in some.
+TEST_P(StepPrograms, WithoutLossTermsMicroBatchesCountAlike) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+    EngineRun stated(communicator, config), silent(communicator, config);
+    EngineRun everywhere(communicator, config), on_some(communicator, config);
+    const auto own = [](EngineRun& run, const data::Batch& b) { return run.toy.model->loss(b); };
+    for (int m = 0; m < 4; ++m) {
+      // With one sample, the toy's loss is the mean if it is told so, and if it is not.
+      data::Batch batch = stated.toy.batch(stated.rank, m, /*samples=*/1);
+      stated.engine.backward(stated.engine.forward(batch));
+      batch.loss_terms = 0;
+      silent.engine.backward(silent.engine.forward(batch));
+      everywhere.engine.backward(own(everywhere, batch));
+      const bool is_own = stage < 3 && (communicator.rank() + m) % 2 == 0;
+      on_some.engine.backward(is_own ? own(on_some, batch) : on_some.engine.forward(batch));
+      for (EngineRun* run : {&stated, &silent, &everywhere, &on_some}) {
+        EXPECT_EQ(run->engine.step(), m % 2 == 1);
+      }
+    }
+    for (EngineRun* run : {&silent, &everywhere, &on_some}) {
+      EXPECT_TRUE(same_bits(run->weights(), stated.weights()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
