@@ -11,14 +11,17 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <tests/support/average_over_ranks.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
+#include <tests/support/thrown_by.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/memory/storage.hpp>
@@ -30,16 +33,16 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::int64_t kOddWidth = 6;
+constexpr std::int64_t kWide = 6;
 
-at::Tensor drawn_values(at::IntArrayRef sizes, std::uint64_t seed,
-                        at::ScalarType dtype = at::kFloat) {
+at::Tensor odd_values(at::IntArrayRef sizes, std::uint64_t seed,
+                      at::ScalarType dtype = at::kFloat) {
   return random(sizes, seed, /*gradient=*/false, dtype) * 0.3;
 }
 
 // y = x weight, whose parts a test may add to.
 struct OddNet : nn::Model {
-  OddNet() : weight(register_parameter("weight", drawn_values({kOddWidth, kOddWidth}, 3))) {}
+  OddNet() : weight(register_parameter("weight", odd_values({kWide, kWide}, 3))) {}
   at::Tensor predict(const data::Batch& batch) override {
     return run([&] {
       const at::Tensor y = batch.inputs.matmul(weight);
@@ -57,8 +60,7 @@ using OddChange = std::function<void(OddNet&)>;
 
 data::Batch odd_batch(int rank, int step) {
   const auto seed = static_cast<std::uint64_t>(100 * step + rank + 10);
-  return {.inputs = drawn_values({4, kOddWidth}, seed),
-          .targets = drawn_values({4, kOddWidth}, seed + 50)};
+  return {.inputs = odd_values({4, kWide}, seed), .targets = odd_values({4, kWide}, seed + 50)};
 }
 
 struct OddRun {
@@ -93,54 +95,51 @@ std::vector<EngineConfig> odd_options(int ranks) {
 
 ZERO_TESTS_ON_RANKS(MemoryOfParameters, 2, 3);
 
-struct RefusedModel {
+struct OddModel {
   const char* name;
   OddChange change;
-  const char* says;
+  const char* says = nullptr;  // of those that are refused
 };
 
-void add_odd(OddNet& net, const at::Tensor& tensor) { net.register_parameter("odd", tensor); }
+OddChange with_odd(const std::function<at::Tensor(const OddNet&)>& odd) {
+  return [=](OddNet& net) { net.register_parameter("odd", odd(net)); };
+}
+OddChange with_buffer(const char* name, const std::function<at::Tensor(const at::Tensor&)>& view) {
+  return [=](OddNet& net) { net.register_buffer(name, view(net.weight.detach())); };
+}
 
-const std::vector<RefusedModel> kRefused = {
-    {"complex",
-     [](OddNet& net) { add_odd(net, at::complex(drawn_values({3}, 1), drawn_values({3}, 2))); },
+const std::vector<OddModel> kRefused = {
+    {"complex", with_odd([](auto&) { return at::complex(odd_values({3}, 1), odd_values({3}, 2)); }),
      "parameter 'odd' is ComplexFloat"},
-    {"channels last",
-     [](OddNet& net) {
-       add_odd(net, drawn_values({2, 3, 4, 5}, 1).contiguous(at::MemoryFormat::ChannelsLast));
-     },
+    {"channels last", with_odd([](auto&) {
+       return odd_values({2, 3, 4, 5}, 1).contiguous(at::MemoryFormat::ChannelsLast);
+     }),
      "parameter 'odd' is not contiguous"},
-    {"expanded", [](OddNet& net) { add_odd(net, at::ones({1}).expand({4})); },
+    {"expanded", with_odd([](auto&) { return at::ones({1}).expand({4}); }),
      "parameter 'odd' is not contiguous"},
-    {"transposed",
-     [](OddNet& net) {
-       add_odd(net, drawn_values({2, 3}, 1).t());
-     },
+    {"transposed", with_odd([](auto&) {
+       return odd_values({2, 3}, 1).t();
+     }),
      "parameter 'odd' is not contiguous"},
-    {"shared memory", [](OddNet& net) { add_odd(net, net.weight.detach().view({-1})); },
+    {"shared memory", with_odd([](auto& net) { return net.weight.detach().view({-1}); }),
      "parameters 'weight' and 'odd' are two tensors over the same memory"},
-    {"a buffer that is a view",
-     [](OddNet& net) { net.register_buffer("mask", net.weight.detach()[2]); },
+    {"a buffer that is a view", with_buffer("mask", [](auto& weight) { return weight[2]; }),
      "buffer 'mask' uses the memory of parameter 'weight'"},
-    {"a buffer that is the same",
-     [](OddNet& net) { net.register_buffer("table", net.weight.detach()); },
+    {"a buffer that is the same", with_buffer("table", [](auto& weight) { return weight; }),
      "buffer 'table' uses the memory of parameter 'weight'"},
 };
 
 TEST_P(MemoryOfParameters, ThatNoStageCanTrainIsRefusedOnEveryRank) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const EngineConfig& options : odd_options(communicator.size())) {
-      for (const RefusedModel& refused : kRefused) {
+      for (const OddModel& refused : kRefused) {
         // On all ranks, or on the last one alone.
         for (const int first : {0, communicator.size() - 1}) {
           SCOPED_TRACE(
               fmt::format("{}, {}, from rank {}", mode_options(options), refused.name, first));
           const bool odd = communicator.rank() >= first;
-          const auto make = [&] {
-            OddRun(
-                communicator, options, odd ? refused.change : [](OddNet&) {});
-          };
-          expect_error(make, {refused.says});
+          const OddChange change = odd ? refused.change : [](OddNet&) {};
+          expect_error([&] { OddRun(communicator, options, change); }, {refused.says});
         }
       }
     }
@@ -154,66 +153,47 @@ std::vector<at::Tensor> plainly_trained(int ranks, const OddChange& change, int 
   const std::vector<at::Tensor> parameters = parameters_of(net);
   const auto optimizer = optim::sgd({.learning_rate = 0.1})(parameters);
   for (int s = 0; s < steps; ++s) {
-    std::vector<at::Tensor> sums(parameters.size());
-    for (int r = 0; r < ranks; ++r) {
-      for (const at::Tensor& p : parameters) p.mutable_grad().reset();
-      net.loss(odd_batch(r, s)).backward();
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (!parameters[i].grad().defined()) continue;
-        sums[i] = sums[i].defined() ? sums[i] + parameters[i].grad() : parameters[i].grad();
-      }
-    }
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      parameters[i].mutable_grad() = sums[i].defined() ? sums[i] / ranks : at::Tensor();
-    }
+    average_over_ranks(parameters, ranks,
+                       [&](int rank) { net.loss(odd_batch(rank, s)).backward(); });
     optimizer->step();
   }
   return parameters;
 }
 
-struct OddModel {
-  const char* name;
-  OddChange change;
-};
-
 const std::vector<OddModel> kTrained = {
     {"scalars and nothing",
      [](OddNet& net) {
-       const at::Tensor scalar = net.register_parameter("scalar", drawn_values({}, 1));
-       const at::Tensor one = net.register_parameter("one", drawn_values({1, 1}, 2));
-       const at::Tensor none = net.register_parameter("none", at::zeros({0, 3}));
+       const auto scalar = net.register_parameter("scalar", odd_values({}, 1));
+       const auto one = net.register_parameter("one", odd_values({1, 1}, 2));
+       const auto none = net.register_parameter("none", at::zeros({0, 3}));
        net.then = [=](const at::Tensor& y) { return y * scalar + one + none.sum(); };
      }},
     {"three types in one unit",
      [](OddNet& net) {
-       const at::Tensor wide =
-           net.register_parameter("wide", drawn_values({kOddWidth}, 1, at::kDouble));
-       const at::Tensor half =
-           net.register_parameter("half", drawn_values({kOddWidth}, 2).to(at::kBFloat16));
+       const auto wide = net.register_parameter("wide", odd_values({kWide}, 1, at::kDouble));
+       const auto half = net.register_parameter("half", odd_values({kWide}, 2).to(at::kBFloat16));
        net.then = [=](const at::Tensor& y) {
          return (y.to(at::kDouble) * wide).to(at::kFloat) + half.to(at::kFloat);
        };
      }},
     {"frozen integers and complex numbers",
      [](OddNet& net) {
-       const at::Tensor levels =
+       const auto levels =
            net.register_parameter("levels", longs({1, 2, 3, 4, 5, 6}).to(at::kChar), false);
-       const at::Tensor on =
-           net.register_parameter("on", longs({1, 0, 1, 1, 0, 1}).to(at::kBool), false);
-       const at::Tensor turn = net.register_parameter(
-           "turn", at::complex(drawn_values({kOddWidth}, 1), drawn_values({kOddWidth}, 2)), false);
+       const auto on = net.register_parameter("on", longs({1, 0, 1, 1, 0, 1}).to(at::kBool), false);
+       const auto turn = net.register_parameter(
+           "turn", at::complex(odd_values({kWide}, 1), odd_values({kWide}, 2)), false);
        net.then = [=](const at::Tensor& y) { return at::real(y * levels * on * turn); };
      }},
     {"buffers of many types",
      [](OddNet& net) {
-       const at::Tensor seen = net.register_buffer("seen", at::zeros({}, at::kLong));
-       const at::Tensor mask = net.register_buffer("mask", longs({1, 0, 1, 1, 0, 1}).to(at::kBool));
-       const at::Tensor turn = net.register_buffer(
-           "turn", at::complex(drawn_values({kOddWidth}, 1), drawn_values({kOddWidth}, 2)));
-       const at::Tensor small = net.register_buffer("small", longs({1, 2}).to(at::kShort));
-       const at::Tensor turned = net.register_buffer("turned", drawn_values({kOddWidth, 4}, 3).t());
-       const at::Tensor wide =
-           net.register_buffer("wide", drawn_values({kOddWidth}, 4).expand({4, kOddWidth}));
+       const auto seen = net.register_buffer("seen", at::zeros({}, at::kLong));
+       const auto mask = net.register_buffer("mask", longs({1, 0, 1, 1, 0, 1}).to(at::kBool));
+       const auto turn =
+           net.register_buffer("turn", at::complex(odd_values({kWide}, 1), odd_values({kWide}, 2)));
+       const auto small = net.register_buffer("small", longs({1, 2}).to(at::kShort));
+       const auto turned = net.register_buffer("turned", odd_values({kWide, 4}, 3).t());
+       const auto wide = net.register_buffer("wide", odd_values({kWide}, 4).expand({4, kWide}));
        net.then = [=](const at::Tensor& y) {
          seen.add_(1);
          return at::real(y * mask * turn * small[1]) + turned * wide;
@@ -222,11 +202,11 @@ const std::vector<OddModel> kTrained = {
     {"convolution with a memory format",
      [](OddNet& net) {
        // Contiguous either way, because there is one channel.
-       const at::Tensor kernel = net.register_parameter(
-           "kernel", drawn_values({1, 1, 3, 3}, 1).contiguous(at::MemoryFormat::ChannelsLast));
+       const auto kernel = net.register_parameter(
+           "kernel", odd_values({1, 1, 3, 3}, 1).contiguous(at::MemoryFormat::ChannelsLast));
        net.then = [=](const at::Tensor& y) {
          const at::Tensor image = y.view({4, 1, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast);
-         return at::conv2d(image, kernel, {}, {1, 1}, {1, 1}).reshape({4, kOddWidth});
+         return at::conv2d(image, kernel, {}, {1, 1}, {1, 1}).reshape({4, kWide});
        };
      }},
 };
@@ -247,15 +227,6 @@ TEST_P(MemoryOfParameters, OfManyShapesAndTypesTrainsAsThePlainModule) {
   });
 }
 
-std::string error_of_read(const at::Tensor& tensor) {
-  try {
-    tensor.sum();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
 // A tensor that shares a parameter's memory would be a stale copy.
 TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -267,7 +238,8 @@ TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere
         kept = net.weight.detach().clone();
       };
       OddRun run(communicator, options, take);
-      EXPECT_THAT(error_of_read(before), HasSubstr("that parameter 'weight' had before"));
+      EXPECT_THAT(thrown_by([&] { before.sum(); }),
+                  HasSubstr("that parameter 'weight' had before"));
       run.steps(0, 1);
       at::Tensor meanwhile;
       {
@@ -281,8 +253,8 @@ TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere
         EXPECT_FALSE(at::equal(kept, run.net.weight));
       }
       run.engine->release();
-      EXPECT_THAT(error_of_read(meanwhile), ::testing::Not("no error"));
-      EXPECT_THAT(error_of_read(run.net.weight), "no error");
+      EXPECT_NE(thrown_by([&] { meanwhile.sum(); }), "");
+      EXPECT_EQ(thrown_by([&] { run.net.weight.sum(); }), "");
     }
   });
 }
@@ -290,12 +262,10 @@ TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere
 // Another tensor in a parameter's place: what would be trained is not what the model shows.
 TEST_P(MemoryOfParameters, ThatSetDataChangesIsNoticed) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> kinds =
-        {
-            {"a copy", [](const at::Tensor& w) { return w.detach().clone(); }},
-            {"the same memory, transposed", [](const at::Tensor& w) { return w.detach().t(); }},
-            {"a part of it", [](const at::Tensor& w) { return w.detach()[0]; }},
-        };
+    const std::map<std::string, std::function<at::Tensor(const at::Tensor&)>> kinds = {
+        {"a copy", [](auto& w) { return w.clone(); }},
+        {"the same memory, transposed", [](auto& w) { return w.t(); }},
+        {"a part of it", [](auto& w) { return w[0]; }}};
     for (const EngineConfig& options : odd_options(communicator.size())) {
       for (const auto& [name, other] : kinds) {
         SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), name));
@@ -303,7 +273,7 @@ TEST_P(MemoryOfParameters, ThatSetDataChangesIsNoticed) {
         run.steps(0, 1);
         {
           const train::UnshardedParameters whole(run.engine->strategy(), 0);
-          run.net.weight.set_data(other(run.net.weight));
+          run.net.weight.set_data(other(run.net.weight.detach()));
         }
         expect_error([&] { run.engine->forward(odd_batch(run.rank, 1)); },
                      {"parameter 'weight' has other memory"});
