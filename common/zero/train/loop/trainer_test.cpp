@@ -144,36 +144,30 @@ Notes notes_of(const LossScale& scale) {
   return notes;
 }
 
-TEST(LossScale, BeginsAtTwoToTheSixteenAndGrowsAfterTwoThousandSteps) {
-  LossScale scale;
-  EXPECT_EQ(scale.value(), 65536.0);
-  for (int step = 0; step < 1999; ++step) scale.note_good_step();
-  EXPECT_EQ(scale.value(), 65536.0);
-  scale.note_good_step();
-  EXPECT_EQ(scale.value(), 131072.0);
-  EXPECT_EQ(notes_of(scale), (Notes{{"loss scale", "131072 0"}}));
+// The scale after `events`: 'g' for a good step, 'o' for an overflow above a scale of one, and '1'
+// for one at a scale of one.
+double scale_after(const LossScaleOptions& options, const std::string& events) {
+  LossScale scale(options);
+  for (const char event : events) {
+    if (event == 'g') {
+      scale.note_good_step();
+    } else {
+      EXPECT_EQ(scale.note_overflow(), event == 'o');
+    }
+  }
+  return scale.value();
 }
 
-TEST(LossScale, AnOverflowHalvesItAndBeginsTheCountAnew) {
-  LossScale scale({.initial = 8, .growth_steps = 3});
-  scale.note_good_step();
-  scale.note_good_step();
-  EXPECT_TRUE(scale.note_overflow());
-  EXPECT_EQ(scale.value(), 4.0);
-  scale.note_good_step();
-  scale.note_good_step();
-  EXPECT_EQ(scale.value(), 4.0) << "steps before the overflow were counted";
-  scale.note_good_step();
-  EXPECT_EQ(scale.value(), 8.0);
-}
-
-TEST(LossScale, DoesNotFallBelowOneNorGrowWithoutEnd) {
-  LossScale scale({.initial = 2, .growth_steps = 1});
-  EXPECT_TRUE(scale.note_overflow());
-  EXPECT_FALSE(scale.note_overflow());
-  EXPECT_EQ(scale.value(), 1.0);
-  for (int step = 0; step < 1000; ++step) scale.note_good_step();
-  EXPECT_EQ(scale.value(), 0x1p100);
+TEST(LossScale, GrowsAfterGoodStepsAndHalvesAtAnOverflow) {
+  EXPECT_EQ(scale_after({}, ""), 65536.0);
+  EXPECT_EQ(scale_after({}, std::string(1999, 'g')), 65536.0);
+  EXPECT_EQ(scale_after({}, std::string(2000, 'g')), 131072.0);
+  const LossScaleOptions options{.initial = 8, .growth_steps = 3};
+  EXPECT_EQ(scale_after(options, "ggo"), 4.0);
+  EXPECT_EQ(scale_after(options, "ggogg"), 4.0) << "steps before the overflow were counted";
+  EXPECT_EQ(scale_after(options, "ggoggg"), 8.0);
+  EXPECT_EQ(scale_after({.initial = 2, .growth_steps = 1}, "o1"), 1.0);
+  EXPECT_EQ(scale_after({.initial = 2, .growth_steps = 1}, "o1" + std::string(1000, 'g')), 0x1p100);
 }
 
 TEST(LossScale, GoesOnFromItsNotes) {
