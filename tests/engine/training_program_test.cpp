@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <tests/support/autocast.hpp>
+#include <tests/support/average_over_ranks.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -23,17 +24,7 @@ ZERO_TESTS_ON_RANKS(TrainingProgram, 2, 3);
 void step_alone(nn::Model& model, optim::Optimizer& optimizer, int ranks,
                 const std::function<at::Tensor(int rank)>& loss) {
   const std::vector<at::Tensor> parameters = parameters_of(model);
-  std::vector<at::Tensor> sums(parameters.size());
-  for (int r = 0; r < ranks; ++r) {
-    loss(r).backward();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor mine = std::exchange(parameters[i].mutable_grad(), at::Tensor());
-      sums[i] = r == 0 ? mine : sums[i] + mine;
-    }
-  }
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].mutable_grad() = sums[i] / ranks;
-  }
+  average_over_ranks(parameters, ranks, [&](int rank) { loss(rank).backward(); });
   optimizer.step();
   for (const at::Tensor& p : parameters) p.mutable_grad().reset();
 }

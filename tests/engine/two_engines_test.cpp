@@ -9,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include <tests/support/average_over_ranks.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
@@ -111,19 +112,7 @@ std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
     all.insert(all.end(), parameters.begin(), parameters.end());
   }
   const auto train = [&](nn::Model& model, const auto& loss) {
-    const std::vector<at::Tensor> parameters = parameters_of(model);
-    std::vector<at::Tensor> sums(parameters.size());
-    for (int r = 0; r < ranks; ++r) {
-      for (const at::Tensor& p : all) p.mutable_grad().reset();
-      loss(r).backward();
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        const at::Tensor& gradient = parameters[i].grad();
-        sums[i] = r == 0 ? gradient.clone() : sums[i] + gradient;
-      }
-    }
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      parameters[i].mutable_grad() = sums[i] / ranks;
-    }
+    average_over_ranks(parameters_of(model), ranks, [&](int r) { loss(r).backward(); });
     optimizers.at(&model)->step();
   };
   std::vector<int> every_rank(static_cast<std::size_t>(ranks));
