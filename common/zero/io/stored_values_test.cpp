@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <optional>
 
 #include <tests/support/deferred.hpp>
@@ -94,54 +95,43 @@ TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
   expect_error([&] { Stored(larger, good); }, {"and 1 more"});
 }
 
-TEST(StoredValues, ClassifierFromALanguageModelDrawsItsHeadBySeed) {
-  nn::LlamaConfig config = nn::preset("tiny");
-  safetensors::NamedTensors tensors = random_weights(config, at::kFloat);
-  tensors.emplace_back("lm_head.weight", at::randn({256, 64}));
-  config.classes = 5;
-  const Stored stored(config, tensors);
-  const StoredValues& values = *stored.values;
-  const auto seeded = make_deferred<nn::Llama>(config);
-  nn::SeededValues by_seed(7);
-  initialize_parameters(*seeded, by_seed);
-  const auto own = stored.model->named_parameters();
-  EXPECT_TRUE(at::equal(own["score.weight"], seeded->named_parameters()["score.weight"]));
-  EXPECT_TRUE(at::equal(own["model.norm.weight"].detach(), find(tensors, "model.norm.weight")));
-  EXPECT_EQ(values.missing(), (std::vector<std::string>{"score.weight"}));
-  EXPECT_THAT(values.describe(), HasSubstr("not in it, and drawn by seed 7: score.weight"));
-  EXPECT_THAT(values.describe(), HasSubstr("in it, and not read: lm_head.weight"));
-}
-
-TEST(StoredValues, ClassifiersOwnHeadIsRead) {
-  nn::LlamaConfig config = nn::preset("tiny");
-  config.classes = 5;
-  const safetensors::NamedTensors tensors = random_weights(config, at::kFloat);
-  const auto own = Stored(config, tensors).model->named_parameters();
-  EXPECT_TRUE(at::equal(own["score.weight"].detach(), find(tensors, "score.weight")));
-  // A language model has no use for that head.
-  config.classes = 0;
-  expect_error([&] { Stored(config, tensors); }, {"tensor \"score.weight\" in "});
-}
-
-TEST(StoredValues, TiedModelDoesNotReadTheHeadInTheFolder) {
-  const nn::LlamaConfig config = nn::preset("tiny");
-  ASSERT_TRUE(config.tied);
-  safetensors::NamedTensors tensors = random_weights(config, at::kFloat);
-  tensors.emplace_back("lm_head.weight", at::randn({256, 64}));
-  const Stored stored(config, tensors);
-  EXPECT_TRUE(stored.values->missing().empty());
-  EXPECT_THAT(stored.values->describe(), HasSubstr("in it, and not read: lm_head.weight"));
-  const std::string embedding = "model.embed_tokens.weight";
-  EXPECT_TRUE(
-      at::equal(stored.model->named_parameters()[embedding].detach(), find(tensors, embedding)));
-}
-
-TEST(StoredValues, UntiedHeadMayNotBeMissing) {
-  nn::LlamaConfig config = nn::preset("tiny");
-  const safetensors::NamedTensors tied = random_weights(config, at::kFloat);
-  config.tied = false;
-  expect_error([&] { Stored(config, tied); }, {"tensor \"lm_head.weight\" is missing"});
-  EXPECT_NO_THROW(Stored(config, random_weights(config, at::kFloat)));
+// What may be missing, and is drawn by seed 7, or left over: heads.
+TEST(StoredValues, HeadsAreReadDrawnOrLeftOutAsTheModelNeedsThem) {
+  nn::LlamaConfig tied = nn::preset("tiny"), classifier = tied, untied = tied;
+  ASSERT_TRUE(tied.tied);
+  classifier.classes = 5;
+  untied.tied = false;
+  const auto of = [](const nn::LlamaConfig& config) { return random_weights(config, at::kFloat); };
+  safetensors::NamedTensors twice = of(tied);
+  twice.emplace_back("lm_head.weight", at::randn({256, 64}));
+  struct Row {
+    nn::LlamaConfig model;
+    safetensors::NamedTensors stored;
+    std::vector<std::string> drawn, left_out;
+  };
+  for (const Row& row : {Row{tied, twice, {}, {"lm_head.weight"}}, Row{untied, of(untied), {}, {}},
+                         Row{classifier, twice, {"score.weight"}, {"lm_head.weight"}},
+                         Row{classifier, of(classifier), {}, {}}}) {
+    const Stored stored(row.model, row.stored);
+    const auto seeded = make_deferred<nn::Llama>(row.model);
+    nn::SeededValues by_seed(7);
+    initialize_parameters(*seeded, by_seed);
+    EXPECT_EQ(stored.values->missing(), row.drawn);
+    for (const nn::Parameter& p : stored.list.parameters) {
+      const bool drawn = std::ranges::find(row.drawn, p.name) != row.drawn.end();
+      const auto expected = drawn ? seeded->named_parameters()[p.name] : find(row.stored, p.name);
+      EXPECT_TRUE(at::equal(p.tensor, expected)) << p.name;
+    }
+    for (const std::string& name : row.drawn) {
+      EXPECT_THAT(stored.values->describe(), HasSubstr("not in it, and drawn by seed 7: " + name));
+    }
+    for (const std::string& name : row.left_out) {
+      EXPECT_THAT(stored.values->describe(), HasSubstr("in it, and not read: " + name));
+    }
+  }
+  // A language model has no use for a classifier's head, and may lack its own only if it is tied.
+  expect_error([&] { Stored(tied, of(classifier)); }, {"tensor \"score.weight\" in "});
+  expect_error([&] { Stored(untied, of(tied)); }, {"tensor \"lm_head.weight\" is missing"});
 }
 
 }  // namespace
