@@ -1,3 +1,5 @@
+// What the engine promises its program, whether the model is a plain module or one of units.
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -5,10 +7,10 @@
 #include <csignal>
 
 #include <05_prefetch_overlap/overlap.hpp>
+#include <tests/plain/plain_run.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
@@ -18,47 +20,60 @@
 namespace zero::testing {
 namespace {
 
-TEST(Engine, UpdatesAfterTheLastMicroBatchAndClips) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    EngineRun run(communicator,
-                  {.overlap = {.stage = 2}, .accumulation_steps = 3, .clip_norm = 1e-3});
-    for (int s = 0; s < 6; ++s) EXPECT_EQ(run.step(s), s % 3 == 2);
-    EXPECT_EQ(run.engine.steps(), 2);
-    EXPECT_GT(run.engine.gradient_norm(), 1e-3F);
+TEST(Engine, UpdatesAfterTheLastMicroBatchAndClipsAtAllStagesAlike) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> first;
+    for (const char* model : {"gpt2", "gpt2_of_units"}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(fmt::format("{} at stage {}", model, stage));
+        PlainRun run(communicator, model,
+                     {.overlap = {.stage = stage}, .accumulation_steps = 3, .clip_norm = 0.1});
+        for (int s = 0; s < 6; ++s) EXPECT_EQ(run.step(s), s % 3 == 2);
+        EXPECT_EQ(run.engine.steps(), 2);
+        EXPECT_GT(run.engine.gradient_norm(), 0.1F);
+        if (first.empty()) first = run.weights();
+        EXPECT_TRUE(same_bits(run.weights(), first));
+      }
+    }
   });
 }
 
 TEST(Engine, GoesOnFromItsCheckpointAtAnotherStage) {
   const TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {
-    EngineRun saves(communicator, {.overlap = {.stage = 3}});
-    EXPECT_FALSE(saves.engine.load(folder.path()));
-    saves.steps(0, 2);
-    saves.engine.save(folder.path());
-    saves.steps(2, 5);
-    EngineRun loads(communicator, {.overlap = {.stage = 1}});
-    EXPECT_TRUE(loads.engine.load(folder.path()));
-    EXPECT_EQ(loads.engine.steps(), 2);
-    loads.steps(2, 5);
-    EXPECT_TRUE(same_bits(saves.weights(), loads.weights()));
-    loads.engine.backward(loads.forward(5));
-    EXPECT_THROW(loads.engine.save(folder.path()), Error);  // in the middle of a step
+    for (const std::string model : {"resnet", "gpt2_of_units"}) {  // one has buffers
+      PlainRun saves(communicator, model, at_stage(3)), loads(communicator, model, at_stage(1));
+      EXPECT_FALSE(saves.engine.load(folder / model));
+      for (const int s : {0, 1}) saves.step(s);
+      saves.engine.save(folder / model);
+      EXPECT_TRUE(loads.engine.load(folder / model));
+      EXPECT_EQ(loads.engine.steps(), 2);
+      for (PlainRun* run : {&saves, &loads}) {
+        for (const int s : {2, 3}) run->step(s);
+      }
+      EXPECT_TRUE(same_bits(saves.weights(), loads.weights()));
+      EXPECT_TRUE(same_bits(saves.made.module->buffers(), loads.made.module->buffers()));
+      loads.backward(4);
+      EXPECT_THROW(loads.engine.save(folder / model), Error);  // in the middle of a step
+    }
   });
 }
 
 TEST(Engine, LoadGivesUpTheStepThatHasBegun) {
   const TestFolder folder;
   on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
-    const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
-    EngineRun run(communicator, config), undisturbed(communicator, config);
-    run.steps(0, 2);
-    run.engine.save(folder.path());
-    run.engine.backward(run.forward(7));
-    EXPECT_TRUE(run.engine.load(folder.path()));
-    EXPECT_FALSE(run.step(2));
-    EXPECT_TRUE(run.step(3));
-    undisturbed.steps(0, 4);
-    EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+    for (const char* model : {"gpt2", "gpt2_of_units"}) {
+      const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+      PlainRun run(communicator, model, config), undisturbed(communicator, model, config);
+      for (const int s : {0, 1}) run.step(s);
+      run.engine.save(folder.path());
+      run.backward(7);
+      EXPECT_TRUE(run.engine.load(folder.path()));
+      EXPECT_FALSE(run.step(2));
+      EXPECT_TRUE(run.step(3));
+      for (const int s : {0, 1, 2, 3}) undisturbed.step(s);
+      EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+    }
   });
 }
 

@@ -1,72 +1,82 @@
-// What a training program asks of the engine around a model with units of its own: evaluation,
-// autocast, and what it hears of each step.
+// What a training program asks of the engine, beside the model trained alone on the batches of all
+// ranks: around a plain module, and around the same as a model of units.
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
 
-#include <tests/support/autocast.hpp>
-#include <tests/support/average_over_ranks.hpp>
+#include <algorithm>
+
+#include <tests/plain/plain_run.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/same_bits.hpp>
-#include <zero/nn/functional.hpp>
-#include <zero/nn/llama.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/optim/master_weights.hpp>
+#include <zero/optim/norm.hpp>
 #include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using Names = std::vector<std::string>;
 
 ZERO_TESTS_ON_RANKS(TrainingProgram, 2, 3);
 
-// One step of a model alone on the batches of all ranks.
-void step_alone(nn::Model& model, optim::Optimizer& optimizer, int ranks,
-                const std::function<at::Tensor(int rank)>& loss) {
-  const std::vector<at::Tensor> parameters = parameters_of(model);
-  average_over_ranks(parameters, ranks, [&](int rank) { loss(rank).backward(); });
-  optimizer.step();
-  for (const at::Tensor& p : parameters) p.mutable_grad().reset();
-}
-
-TEST_P(TrainingProgram, PredictsAndEvaluatesAtAnyTime) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    Toy toy = Toy::alone();
-    const auto optimizer = optim::adamw()(parameters_of(*toy.model));
-    EngineRun run(communicator, {.overlap = {.stage = stage}});
-    const data::Batch batch = toy.batch(communicator.rank(), 9);
-    const auto expect_same = [&] {
-      const at::Tensor predicted =
-          run.engine.evaluate([&] { return run.toy.model->predict(batch); });
-      const at::Tensor loss = run.engine.evaluate([&] { return run.toy.model->loss(batch); });
-      EXPECT_FALSE(predicted.requires_grad() || loss.requires_grad());
-      EXPECT_TRUE(at::equal(predicted, toy.model->predict(batch).detach()));
-      EXPECT_TRUE(at::equal(loss, toy.model->loss(batch).detach()));
-    };
-    for (int number = 0; number < 3; ++number) {
-      expect_same();
-      const at::Tensor loss = run.forward(number);
-      expect_same();
-      run.engine.backward(loss);
-      expect_same();
-      run.engine.step();
-      step_alone(*toy.model, *optimizer, communicator.size(),
-                 [&](int r) { return toy.model->loss(toy.batch(r, number)); });
+// `body` gets the module's name in plain_modules.hpp; parameters have the same names in both.
+void on_both_models(
+    int ranks,
+    const std::function<void(dist::Communicator&, const std::string&, const EngineConfig&)>& body) {
+  on_all_stages(ranks, [&](dist::Communicator& communicator, int stage) {
+    for (const char* model : {"gpt2", "gpt2_of_units"}) {
+      SCOPED_TRACE(model);
+      body(communicator, model, at_stage(stage));
     }
-    EXPECT_TRUE(same_bits(run.weights(), parameters_of(*toy.model)));
   });
 }
 
-TEST_P(TrainingProgram, WhereOneRankEvaluatesAllHearOfIt) {
-  const auto exits = ranks_ended({.world_size = GetParam()}, [](dist::Communicator& communicator) {
-    EngineRun run(communicator, {.overlap = {.stage = 3}});
-    run.step(0);
-    if (communicator.rank() == 1) {
-      run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(1, 1)); });
+float norm_of_gradients(const std::vector<at::Tensor>& parameters) {
+  std::vector<double> squares;
+  for (const at::Tensor& p : parameters) squares.push_back(optim::squared_norm(p.grad()));
+  return static_cast<float>(optim::norm_from_squares(squares));
+}
+
+TEST_P(TrainingProgram, HasTheMeanLossAndTheNormIfItAsks) {
+  on_both_models(GetParam(), [](auto& communicator, const auto& model, EngineConfig config) {
+    for (const double clip_norm : {0.0, 0.1}) {
+      Alone alone(communicator.size(), model);
+      config.clip_norm = clip_norm;
+      PlainRun run(communicator, model, config, optim::adamw());
+      std::vector<StepMetrics> seen;
+      run.engine.on_step([&](const StepMetrics& metrics) { seen.push_back(metrics); });
+      for (int number = 0; number < 3; ++number) {
+        alone.backward(number);
+        const float norm = norm_of_gradients(alone.parameters);
+        if (clip_norm > 0) {
+          const double factor = optim::clip_coefficient(norm, clip_norm);
+          for (const at::Tensor& p : alone.parameters) p.mutable_grad().mul_(factor);
+        }
+        alone.update_weights();
+        EXPECT_TRUE(run.step(number));
+        ASSERT_EQ(seen.size(), number + 1U);
+        EXPECT_EQ(seen.back().step, number);
+        EXPECT_TRUE(seen.back().updated);
+        EXPECT_EQ(seen.back().loss, alone.mean_loss);
+        EXPECT_EQ(seen.back().gradient_norm, norm);
+        EXPECT_EQ(run.engine.gradient_norm(), norm);
+        EXPECT_EQ(seen.back().learning_rates, std::vector{1e-3});
+        EXPECT_GT(seen.back().seconds, seen.back().exposed_seconds);
+        EXPECT_GT(seen.back().exposed_seconds, 0);
+      }
+      EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
+      run.engine.on_step({});
+      run.step(3);
+      EXPECT_EQ(seen.size(), 3U);
+      EXPECT_EQ(run.engine.gradient_norm() == 0, clip_norm == 0);  // not asked for
     }
-    run.step(1);
   });
-  expect_errors(exits, HasSubstr("Engine::evaluate"));
 }
 
 // Micro-batches of other sizes on each rank: the mean is over all terms, as in train::Trainer.
@@ -110,8 +120,8 @@ TEST_P(TrainingProgram, HearsOfASkippedStep) {
 }
 
 TEST_P(TrainingProgram, ACallbackThatThrowsOrIsMissingOnOneRankIsAnErrorOnAll) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    EngineRun run(communicator, {.overlap = {.stage = stage}}), undisturbed(communicator, {});
+  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
+    PlainRun run(communicator, model, config), undisturbed(communicator, model, at_stage(0));
     const bool other = communicator.rank() == 1;
     expect_error([&] { run.engine.on_step(other ? StepCallback() : [](const StepMetrics&) {}); },
                  {"on_step()", "rank 0 has a callback, rank 1 has no callback"});
@@ -120,113 +130,287 @@ TEST_P(TrainingProgram, ACallbackThatThrowsOrIsMissingOnOneRankIsAnErrorOnAll) {
     });
     expect_error([&] { run.step(0); }, {"the callback of a step: rank 1: no more"});
     run.engine.on_step({});
-    const at::Tensor loss = run.forward(1);
-    run.engine.backward(loss);
+    run.backward(1);
     expect_error([&] { run.engine.on_step({}); }, {"on_step() in the middle of a step"});
     run.engine.step();
-    undisturbed.steps(0, 2);
+    for (const int number : {0, 1}) undisturbed.step(number);
     EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
   });
 }
 
-TEST_P(TrainingProgram, WhereOneRankCallsOnStepAllHearOfIt) {
-  const auto exits = ranks_ended({.world_size = GetParam()}, [](dist::Communicator& communicator) {
-    EngineRun run(communicator, {.overlap = {.stage = 1}});
-    if (communicator.rank() == 1) run.engine.on_step([](const StepMetrics&) {});
-    run.step(0);
-  });
-  expect_errors(exits, HasSubstr("Engine::on_step"));
+TEST_P(TrainingProgram, WhereOneRankEvaluatesOrCallsOnStepAllHearOfIt) {
+  for (const std::string call : {"evaluate", "on_step"}) {
+    const auto exits = ranks_ended({.world_size = GetParam()}, [&](dist::Communicator& ranks) {
+      EngineRun run(ranks, {.overlap = {.stage = call == "evaluate" ? 3 : 1}});
+      run.step(0);
+      if (run.rank == 1 && call == "on_step") run.engine.on_step([](const StepMetrics&) {});
+      if (run.rank == 1 && call == "evaluate") {
+        run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(1, 1)); });
+      }
+      run.step(1);
+    });
+    expect_errors(exits, HasSubstr("Engine::" + call));
+  }
 }
 
-TEST_P(TrainingProgram, IgnoresAParameterOfAUnit) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const std::string name = "layers.1.linear.weight";
-    const auto mark = [&](nn::Model& model, int rank) {
-      model.named_parameters()[name].detach().fill_(0.1 * (rank + 1));
+TEST_P(TrainingProgram, EvaluatesAtAnyTimeWithTheWeightsOfNow) {
+  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
+    Alone alone(communicator.size(), model);
+    PlainRun run(communicator, model, config, optim::adamw());
+    const auto expect_same = [&] {
+      at::manual_seed(3);
+      const at::Tensor here = run.engine.evaluate(run.made.loss);
+      at::manual_seed(3);
+      EXPECT_TRUE(at::equal(here, alone.made.loss().detach()));
+      EXPECT_FALSE(here.requires_grad());
     };
-    Toy here = Toy::alone(), alone = Toy::alone();
-    mark(*here.model, communicator.rank());
-    const at::Tensor own = alone.model->named_parameters()[name];
-    const auto optimizer = optim::adamw()(parameters_of(*alone.model));
-    optimizer->narrow([&](const at::Tensor& p) { return !p.is_same(own); });
-    Engine engine(*here.model, communicator, optim::adamw(),
-                  {.overlap = {.stage = stage}, .ignored = {name}});
     for (int number = 0; number < 3; ++number) {
-      engine.backward(engine.forward(here.batch(communicator.rank(), number)));
-      engine.step();
-      step_alone(*alone.model, *optimizer, communicator.size(), [&](int r) {
-        mark(*alone.model, r);
-        return alone.model->loss(alone.batch(r, number));
-      });
+      expect_same();
+      at::manual_seed(100 * number + run.rank);
+      const at::Tensor loss = run.forward();
+      expect_same();
+      run.engine.backward(loss);
+      expect_same();
+      run.engine.step();
+      alone.step(number);
     }
-    std::vector<at::Tensor> others = parameters_of(*alone.model);
-    std::erase_if(others, [&](const at::Tensor& p) { return p.is_same(own); });
-    EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), others));
-    const at::Tensor left = here.model->named_parameters()[name];
-    EXPECT_TRUE(left.eq(0.1 * (communicator.rank() + 1)).all().item<bool>());
-    EXPECT_TRUE(left.grad().defined());
+    EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
   });
 }
 
-// ---- autocast
-
-template <typename Model>
-void expect_bits_of_the_model_alone(dist::Communicator& communicator, int stage, Model& model,
-                                    Model& alone,
-                                    const std::function<data::Batch(int, int)>& batch) {
-  nn::SeededValues values(5), same(5);
-  nn::initialize_parameters(alone, same);
-  const auto optimizer = optim::adamw()(parameters_of(alone));
-  Engine engine(model, communicator, optim::adamw(), {.overlap = {.stage = stage}}, &values);
-  for (int number = 0; number < 3; ++number) {
-    at::Tensor loss;
-    {
-      const Autocast autocast;
-      loss = engine.forward(batch(communicator.rank(), number));
+TEST_P(TrainingProgram, ClipsByItselfAtStage0AndElsewhereHearsHow) {
+  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
+    Alone alone(communicator.size(), model);
+    PlainRun run(communicator, model, config, optim::adamw());
+    alone.backward(0);
+    run.backward(0);
+    std::string message;
+    try {
+      torch::nn::utils::clip_grad_norm_(run.made.module->parameters(), 0.01);
+    } catch (const std::exception& error) {
+      message = error.what();
     }
-    engine.backward(loss);
-    engine.step();
-    step_alone(alone, *optimizer, communicator.size(), [&](int r) {
-      const Autocast autocast;
-      return alone.loss(batch(r, number));
-    });
-  }
-  EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), parameters_of(alone)));
+    if (config.overlap.stage == 0) {
+      EXPECT_EQ(message, "");
+      torch::nn::utils::clip_grad_norm_(alone.parameters, 0.01);
+    } else {
+      EXPECT_THAT(message, ::testing::AllOf(HasSubstr("the gradient of parameter '"),
+                                            HasSubstr("EngineConfig::clip_norm")));
+    }
+    alone.update_weights();
+    EXPECT_TRUE(run.engine.step());  // nothing was damaged
+    EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
+  });
 }
 
-TEST_P(TrainingProgram, HasTheBitsOfTheModelAloneUnderAutocast) {
+// ---- which parameters are trained, and how
+
+TEST_P(TrainingProgram, HasGroupsByNameWithARateEach) {
+  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
+    const std::vector<optim::AdamWOptions> options = {{.weight_decay = 0.1}, {.weight_decay = 0}};
+    const PlainModule made = PlainRun::make(model);
+    const auto rule = [](const std::string& name, const at::Tensor&) {
+      return name.find("norm") == std::string::npos && !name.ends_with("bias") ? 0 : 1;
+    };
+    PlainRun run(communicator, made, config, optim::adamw(*made.module, options, rule));
+    // The same groups, by hand.
+    Alone alone(communicator.size(), model, [&](const std::vector<at::Tensor>& parameters) {
+      optim::Group<optim::AdamWOptions> matrices{{}, options[0]}, others{{}, options[1]};
+      for (const at::Tensor& p : parameters)
+        (p.dim() > 1 ? matrices : others).parameters.push_back(p);
+      EXPECT_FALSE(matrices.parameters.empty() || others.parameters.empty());
+      return optim::make_adamw({matrices, others});
+    });
+    optim::Optimizer& optimizer = run.engine.strategy().optimizer();
+    for (int number = 0; number < 4; ++number) {
+      const std::vector<double> rates = {0.01 / (number + 1), 0.002 * number};
+      optimizer.set_learning_rates(rates);
+      alone.update->set_learning_rates(rates);
+      run.step(number);
+      alone.step(number);
+    }
+    EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
+    expect_error([&] { optimizer.set_learning_rates({0.1}); },
+                 {"1 learning rates for an optimizer with 2 parameter groups"});
+    if (run.rank == 1) optimizer.set_learning_rates({0.0025, 0.3});
+    expect_error([&] { run.step(4); },
+                 {"the optimizer's settings", "rank 1 has learning_rate 0.3 in group 1"});
+  });
+}
+
+TEST_P(TrainingProgram, RefusesGroupsThatDifferOnAllRanksByName) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const bool other = communicator.rank() == 1;
+    const PlainModule stranger = PlainRun::make("lstm");
+    const auto expect_refused = [&](const optim::GroupRule& rule, const Names& says,
+                                    const torch::nn::Module* of = nullptr) {
+      for (const char* model : {"gpt2", "gpt2_of_units"}) {
+        const PlainModule made = PlainRun::make(model);
+        const auto optimizer = [&](const std::vector<at::Tensor>& parameters) {
+          return optim::adamw(of == nullptr ? *made.module : *of, {{}, {}}, rule)(parameters);
+        };
+        expect_error([&] { PlainRun(communicator, made, {}, optimizer); }, says);
+      }
+    };
+    const auto bias_in = [](std::size_t group) {
+      return
+          [group](const std::string& name, const auto&) { return name == "norm.bias" ? group : 0; };
+    };
+    expect_refused(bias_in(other ? 1 : 0), {"the optimizer and its parameter groups",
+                                            "rank 0 has parameter 'norm.bias' in group 0",
+                                            "rank 1 has parameter 'norm.bias' in group 1"});
+    const std::string none = "parameter 'norm.bias' in group 2, and there are 2";
+    expect_refused(bias_in(2), {none});
+    expect_refused(bias_in(other ? 2 : 0), {"rank 1 has an error: " + none});
+    expect_refused(bias_in(0), {"is not one of the module's"}, stranger.module.get());
+  });
+}
+
+TEST(TrainingProgramOnTwoRanks, HasGroupsByNameWithMasterWeightsAndIgnoredParameters) {
+  on_both_models(2, [](auto& communicator, const auto& model, EngineConfig config) {
+    const auto optimizer_of = [](const torch::nn::Module& module) {
+      return optim::with_master_weights(optim::adamw(
+          module, {{.weight_decay = 0.5}, {.weight_decay = 0}},
+          [](const std::string&, const at::Tensor& p) { return p.dim() > 1 ? 0U : 1U; }));
+    };
+    const PlainModule alone = PlainRun::make(model), made = PlainRun::make(model);
+    for (const PlainModule& each : {alone, made}) each.module->to(at::kBFloat16);
+    std::vector<at::Tensor> trained;
+    for (const auto& item : alone.module->named_parameters()) {
+      if (item.key() != "norm.bias") trained.push_back(item.value());
+    }
+    const auto optimizer = optimizer_of(*alone.module)(trained);
+    config.ignored = {"norm.bias"};
+    PlainRun run(communicator, made, config, optimizer_of(*made.module));
+    for (int number = 0; number < 3; ++number) {
+      at::manual_seed(number);
+      alone.loss().backward();
+      optimizer->step();
+      for (const at::Tensor& p : alone.module->parameters()) p.mutable_grad().reset();
+      at::manual_seed(number);  // the same on both ranks
+      run.engine.backward(run.forward());
+      run.engine.step();
+    }
+    EXPECT_TRUE(same_bits(run.weights(), trained));
+  });
+}
+
+// On every rank an ignored parameter has values and a gradient of its own.
+TEST_P(TrainingProgram, LeavesIgnoredParametersAlone) {
+  const TestFolder folder;
+  on_both_models(GetParam(), [&](auto& communicator, const auto& model, EngineConfig config) {
+    // One of the root, one of each unit, and all of a unit.
+    config.ignored = {"norm.bias", "blocks.*.norm1.weight", "blocks.1.*.*"};
+    const auto ignores = [](const std::string& name) {
+      return name == "norm.bias" || name.ends_with("norm1.weight") || name.starts_with("blocks.1.");
+    };
+    const auto value = [](int rank) { return 0.125 * (rank + 1); };
+    const auto mark = [&](torch::nn::Module& module, int rank) {
+      for (const auto& item : module.named_parameters()) {
+        if (ignores(item.key())) item.value().detach().fill_(value(rank));
+      }
+    };
+    const PlainModule made = PlainRun::make(model);
+    mark(*made.module, communicator.rank());
+    PlainRun run(communicator, made, config, optim::adamw());
+    Alone alone(communicator.size(), model);
+    std::vector<at::Tensor> others;
+    for (const auto& item : alone.made.module->named_parameters()) {
+      if (!ignores(item.key())) others.push_back(item.value());
+    }
+    alone.update->narrow([&](const at::Tensor& p) {
+      return std::ranges::any_of(others, [&](const at::Tensor& each) { return each.is_same(p); });
+    });
+    for (int number = 0; number < 3; ++number) {
+      run.step(number);
+      alone.backward(number, [&](int rank) { mark(*alone.made.module, rank); });
+      alone.update_weights();
+    }
+    run.engine.save(folder.path());
+    EXPECT_TRUE(same_bits(run.weights(), others));
+    for (const auto& item : made.module->named_parameters()) {
+      if (!ignores(item.key())) continue;
+      EXPECT_TRUE(item.value().eq(value(run.rank)).all().template item<bool>()) << item.key();
+      EXPECT_TRUE(item.value().grad().defined()) << item.key();
+    }
+    EXPECT_TRUE(run.engine.load(folder.path()));
+  });
+}
+
+// Two units read one weight, and only its second name is ignored: it is trained.
+struct TiedLayers : torch::nn::Module {
+  explicit TiedLayers(const at::Tensor& weight) {
+    register_parameter("weight", weight);
+    below = register_module("below", torch::nn::Linear(weight.size(1), weight.size(1)));
+  }
+  torch::nn::Linear below{nullptr};
+};
+
+TEST_P(TrainingProgram, TrainsAParameterOfWhichOneNameIsIgnored) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    Toy mlp, mlp_alone;
-    expect_bits_of_the_model_alone(communicator, stage, *mlp.model, *mlp_alone.model,
-                                   [&](int r, int n) { return mlp.batch(r, n); });
-    const nn::LlamaConfig config{.vocabulary = 31, .hidden = 16, .mlp = 21};
-    const auto llama = make_deferred<nn::Llama>(config), alone = make_deferred<nn::Llama>(config);
-    expect_bits_of_the_model_alone(communicator, stage, *llama, *alone, [](int r, int n) {
-      at::manual_seed(static_cast<std::uint64_t>(100 * n + r));
-      const at::Tensor ids = at::randint(31, {2, 9}, at::kLong);
-      return data::Batch{.inputs = ids.narrow(1, 0, 8).contiguous(),
-                         .targets = ids.narrow(1, 1, 8).contiguous(),
-                         .loss_terms = 16};
-    });
+    std::vector<at::Tensor> first;
+    for (const Names& ignored : {Names(), Names{"head.weight"}}) {
+      at::manual_seed(5);
+      const auto net = std::make_shared<torch::nn::Module>();
+      const auto stem = net->register_module("stem", torch::nn::Linear(8, 8));
+      const auto head = net->register_module("head", std::make_shared<TiedLayers>(stem->weight));
+      const auto loss = [&] {
+        const at::Tensor x = head->below(stem->forward(at::randn({4, 8})).tanh());
+        return at::linear(x, stem->weight).square().mean();
+      };
+      PlainRun run(communicator, {net, loss}, {.overlap = {.stage = stage}, .ignored = ignored});
+      for (int number = 0; number < 3; ++number) run.step(number);
+      if (first.empty()) first = run.weights();
+      EXPECT_TRUE(same_bits(run.weights(), first));
+    }
   });
 }
 
-// The linear layer is at::linear() then, forward and backward.
-TEST(LinearUnderAutocast, IsThatOfLibTorch) {
-  const at::Tensor x = at::randn({5, 7}), weight = at::randn({3, 7}), bias = at::randn({3});
-  std::vector<at::Tensor> results;
-  for (const bool ours : {false, true}) {
-    const at::Tensor w = weight.clone().requires_grad_(), b = bias.clone().requires_grad_();
-    const at::Tensor in = x.clone().requires_grad_();
-    {
-      const Autocast autocast;
-      const at::Tensor y = ours ? nn::linear(in, w, b) : at::linear(in, w, b);
-      EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-      y.square().sum().backward();
+TEST_P(TrainingProgram, RefusesIgnoredNamesThatAreNotThereOrDifferOrHaveNoValues) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const bool other = communicator.rank() == 1;
+    const std::string message = "no parameter is named 'norm': it cannot be ignored";
+    for (const char* model : {"gpt2", "gpt2_of_units"}) {
+      const auto run_with = [&](const std::string& name) {
+        PlainRun(communicator, model, {.ignored = {name}});
+      };
+      expect_error([&] { run_with("norm"); }, {message});
+      expect_error([&] { run_with(other ? "norm" : "norm.bias"); }, {"rank 1 has " + message});
+      expect_error([&] { run_with(other ? "norm.weight" : "norm.bias"); }, {"norm.weight"});
     }
-    for (const at::Tensor& t : {in, w, b}) results.push_back(t.grad());
-  }
-  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(results[i], results[i + 3]));
+    for (const int stage : {0, 1, 2, 3}) {
+      const auto net = nn::defer([] { return std::make_shared<torch::nn::LinearImpl>(4, 4); });
+      const EngineConfig config{.overlap = {.stage = stage}, .ignored = {"bias"}};
+      expect_error(
+          [&] {
+            PlainRun(communicator, PlainModule{net, {}}, config);
+          },
+          {"the ignored parameter 'bias' has no values"});
+    }
+  });
+}
+
+TEST_P(TrainingProgram, FreezesAndUnfreezesBetweenSteps) {
+  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
+    Alone alone(communicator.size(), model);
+    PlainRun run(communicator, model, config, optim::adamw());
+    const auto freeze = [](torch::nn::Module& module, const std::string& prefix, bool frozen) {
+      for (const auto& item : module.named_parameters()) {
+        if (item.key().starts_with(prefix)) item.value().requires_grad_(!frozen);
+      }
+    };
+    for (int number = 0; number < 6; ++number) {
+      for (torch::nn::Module* module : {alone.made.module.get(), run.made.module.get()}) {
+        freeze(*module, "blocks.0", number == 1 || number == 2);
+        freeze(*module, "norm", number % 2 == 1);
+        // A part of a unit: zeros travel for it in a bucket with the others' gradients.
+        freeze(*module, "blocks.1.up", number == 3 || number == 4);
+      }
+      alone.step(number);
+      run.step(number);
+      EXPECT_TRUE(same_bits(run.weights(), alone.parameters)) << number;
+    }
+  });
 }
 
 }  // namespace

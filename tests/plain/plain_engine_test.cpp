@@ -1,4 +1,5 @@
-// The engine over a plain module: the functions that a program calls.
+// The engine over a module that knows nothing of it: which units there are, and how it watches what
+// they read. What holds for models of units too is in tests/engine.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -10,7 +11,6 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
-#include <tests/support/test_folder.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 
@@ -21,29 +21,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(PlainEngine, OnOneRankIsTheProgramWithoutIt) {
-  on_all_stages(1, [](dist::Communicator& communicator, int stage) {
-    const PlainModule alone = PlainRun::make("gpt2");
-    PlainRun run(communicator, "gpt2", {.overlap = {.stage = stage}});
-    expect_trains_as_alone(run, alone, /*steps=*/4);
-  });
-}
-
-TEST(PlainEngine, ClipsAndAccumulatesAtAllStagesAlike) {
-  on_ranks(3, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> first;
-    for (const int stage : {0, 1, 2, 3}) {
-      SCOPED_TRACE(stage);
-      PlainRun run(communicator, "gpt2",
-                   {.overlap = {.stage = stage}, .accumulation_steps = 2, .clip_norm = 0.1});
-      for (int number = 0; number < 6; ++number) EXPECT_EQ(run.step(number), number % 2 == 1);
-      EXPECT_GT(run.engine.gradient_norm(), 0.1F);
-      if (first.empty()) first = run.weights();
-      EXPECT_TRUE(same_bits(run.weights(), first));
-    }
-  });
-}
-
 // Three units as large, and a root that is small beside them.
 struct Wide : torch::nn::Module {
   static constexpr std::int64_t kWidth = 512;
@@ -53,8 +30,7 @@ struct Wide : torch::nn::Module {
     head = register_module("head", torch::nn::Linear(kWidth, 1));
   }
   torch::nn::LinearImpl& linear(std::size_t i) { return *layers[i]->as<torch::nn::Linear>(); }
-  at::Tensor loss() {
-    at::Tensor x = at::randn({4, kWidth});
+  at::Tensor loss(at::Tensor x = at::randn({4, kWidth})) {
     for (std::size_t i = 0; i < layers->size(); ++i) x = linear(i).forward(x).tanh();
     return head(x).square().mean();
   }
@@ -89,26 +65,69 @@ TEST_P(PlainEngineOnRanks, HoldsItsShardsTheRootAndTheUnitsThatRun) {
   });
 }
 
-// Its gradients are ready, so that its parameters are released, before the backward of the
-// operation that reads the weight's values alone.
-TEST(PlainEngine, GathersAUnitAgainThatItsOwnBackwardReadsOnceMore) {
-  on_ranks(2, [](dist::Communicator& communicator) {
+// What `run` says, with the generator seeded alike, must be the same at stages 0 and 3.
+void expect_same_at_stages_0_and_3(
+    const std::function<std::vector<at::Tensor>(Wide&, Engine&, dist::Communicator&)>& run) {
+  on_ranks(2, [&](dist::Communicator& communicator) {
     std::vector<at::Tensor> first;
     for (const int stage : {0, 3}) {
       at::manual_seed(7);
       Wide net;
-      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
-      const auto loss = [&] {
-        const at::Tensor x = net.linear(0).forward(at::randn({4, Wide::kWidth})).tanh();
-        const at::Tensor y = at::linear(x, net.linear(1).weight.detach()).tanh();
-        return net.head(net.linear(1).forward(y)).square().mean();
-      };
-      at::manual_seed(communicator.rank());
-      ASSERT_EQ(error_of([&] { engine.backward(engine.forward(loss)); }), "") << "stage " << stage;
-      engine.step();
-      if (first.empty()) first = whole_weights(engine.strategy());
-      EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), first));
+      Engine engine(net, communicator, optim::adamw(), at_stage(stage));
+      std::vector<at::Tensor> said;
+      ASSERT_EQ(error_of([&] { said = run(net, engine, communicator); }), "") << "stage " << stage;
+      if (stage == 0) first = said;
+      EXPECT_TRUE(same_bits(said, first));
     }
+  });
+}
+
+// Its gradients are ready, so that its parameters are released, before the backward of the
+// operation that reads the weight's values alone.
+TEST(PlainEngine, GathersAUnitAgainThatItsOwnBackwardReadsOnceMore) {
+  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator& communicator) {
+    at::manual_seed(communicator.rank());
+    engine.backward(engine.forward([&] {
+      const at::Tensor x = net.linear(0).forward(at::randn({4, Wide::kWidth})).tanh();
+      const at::Tensor y = at::linear(x, net.linear(1).weight.detach()).tanh();
+      return net.head(net.linear(1).forward(y)).square().mean();
+    }));
+    engine.step();
+    return whole_weights(engine.strategy());
+  });
+}
+
+// Without a graph an operation may read several units, of which some run already.
+TEST(PlainEngine, EvaluatesAnOperationOnTheRunningUnitAndAnother) {
+  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator&) {
+    const at::Tensor x = at::randn({4, Wide::kWidth});
+    return std::vector{engine.evaluate([&] {
+      return at::linear(net.linear(0).forward(x), net.linear(0).weight, net.linear(1).bias);
+    })};
+  });
+}
+
+// A backward that the engine does not run, for the gradient of the input, gathers what it reads.
+TEST(PlainEngine, AnotherBackwardThroughTheModuleHasTheWeights) {
+  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator& communicator) {
+    at::manual_seed(3 + communicator.rank());
+    const at::Tensor x = at::randn({4, Wide::kWidth}).requires_grad_(true);
+    const at::Tensor loss = engine.forward([&] { return net.loss(x); });
+    auto said = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true);
+    engine.backward(loss);
+    engine.step();
+    return said;
+  });
+}
+
+TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
+  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator&) {
+    const at::Tensor x = at::ones({Wide::kWidth}).requires_grad_(true);
+    const at::Tensor loss = engine.forward([&] {
+      const std::vector<at::Tensor> left = {x}, right = {net.linear(0).bias};
+      return at::_foreach_mul(left, right).front().sum();
+    });
+    return torch::autograd::grad({loss}, {x});
   });
 }
 
@@ -131,41 +150,6 @@ TEST(PlainEngine, WatchesNoOperationBelowStage3) {
   });
 }
 
-TEST(PlainEngine, EvaluatesWithoutAGraph) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> results;
-    for (const int stage : {0, 3}) {
-      PlainRun run(communicator, "gpt2", {.overlap = {.stage = stage}});
-      run.step(0);
-      at::manual_seed(3);
-      results.push_back(run.engine.evaluate(run.made.loss));
-      EXPECT_FALSE(results.back().requires_grad());
-      run.step(1);
-    }
-    EXPECT_TRUE(at::equal(results[0], results[1]));
-  });
-}
-
-// Without a graph an operation may read several units, of which some run already.
-TEST(PlainEngine, EvaluatesAnOperationOnTheRunningUnitAndAnother) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> results;
-    for (const int stage : {0, 3}) {
-      at::manual_seed(7);
-      Wide net;
-      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
-      const at::Tensor x = at::randn({4, Wide::kWidth});
-      const std::string error = error_of([&] {
-        results.push_back(engine.evaluate([&] {
-          return at::linear(net.linear(0).forward(x), net.linear(0).weight, net.linear(1).bias);
-        }));
-      });
-      ASSERT_EQ(error, "") << "stage " << stage;
-    }
-    EXPECT_TRUE(at::equal(results[0], results[1]));
-  });
-}
-
 // A checkpoint that runs again in backward is a part of that backward: no unit is gathered twice.
 TEST(PlainEngine, ACheckpointInAUnitAddsNoGather) {
   for (const int ranks : {2, 3, 4}) {
@@ -182,64 +166,6 @@ TEST(PlainEngine, ACheckpointInAUnitAddsNoGather) {
       EXPECT_EQ(calls[1], calls[0]);
     });
   }
-}
-
-// A backward that the engine does not run, for the gradient of the input, gathers what it reads.
-TEST(PlainEngine, AnotherBackwardThroughTheModuleHasTheWeights) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> slopes;
-    for (const int stage : {0, 3}) {
-      PlainRun run(communicator, "used_twice", {.overlap = {.stage = stage}});
-      auto& net = *run.made.module;
-      const auto parameters = net.parameters();
-      at::manual_seed(3 + communicator.rank());
-      const at::Tensor x = at::randn({4, 11}).requires_grad_(true);
-      const at::Tensor loss = run.engine.forward([&] {
-        at::Tensor y = x;
-        for (std::size_t i = 0; i < parameters.size(); i += 2) {
-          y = at::linear(y, parameters[i], parameters[i + 1]).tanh();
-        }
-        return y.square().mean();
-      });
-      slopes.push_back(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0]);
-      run.engine.backward(loss);
-      run.engine.step();
-    }
-    EXPECT_TRUE(at::equal(slopes[0], slopes[1]));
-  });
-}
-
-TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> slopes;
-    for (const int stage : {0, 3}) {
-      at::manual_seed(7);
-      Wide net;
-      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
-      const at::Tensor x = at::ones({Wide::kWidth}).requires_grad_(true);
-      const at::Tensor loss = engine.forward([&] {
-        const std::vector<at::Tensor> left = {x}, right = {net.linear(0).bias};
-        return at::_foreach_mul(left, right).front().sum();
-      });
-      ASSERT_NO_THROW(slopes.push_back(torch::autograd::grad({loss}, {x})[0])) << stage;
-    }
-    EXPECT_TRUE(at::equal(slopes[0], slopes[1]));
-  });
-}
-
-TEST(PlainEngine, ResumesWithBuffersAtAnotherStage) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    PlainRun saves(communicator, "resnet", {.overlap = {.stage = 3}});
-    saves.step(0);
-    saves.engine.save(folder.path());
-    saves.step(1);
-    PlainRun loads(communicator, "resnet", {.overlap = {.stage = 1}});
-    EXPECT_TRUE(loads.engine.load(folder.path()));
-    loads.step(1);
-    EXPECT_TRUE(same_bits(saves.weights(), loads.weights()));
-    EXPECT_TRUE(same_bits(saves.made.module->buffers(), loads.made.module->buffers()));
-  });
 }
 
 TEST(PlainEngine, NamesItsUnits) {

@@ -15,6 +15,9 @@
 #include <torch/nn/modules/transformerlayer.h>
 
 #include <zero/nn/checkpoint.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/nn/parameters.hpp>
 
 namespace zero::testing {
 namespace {
@@ -27,16 +30,17 @@ PlainModule made(std::function<at::Tensor(Net&)> loss) {
   return {net, [net, loss] { return loss(*net); }};
 }
 
-// GPT-2 in small: odd vocabulary, a head that is the embedding.
-struct Block : Module {
-  Block()
-      : norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})))),
-        qkv(register_module("qkv", torch::nn::Linear(16, 48))),
-        out(register_module("out", torch::nn::Linear(16, 16))),
-        norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})))),
-        up(register_module("up", torch::nn::Linear(16, 37))),
-        down(register_module("down", torch::nn::Linear(37, 16))) {}
-  at::Tensor forward(at::Tensor x) {
+// GPT-2 in small: odd vocabulary, a head that is the embedding. Of torch::nn::Module, and of units
+// that call their hooks themselves, with the same names.
+template <typename Base>
+struct Block : Base {
+  torch::nn::LayerNorm layer_norm(const char* name) {
+    return this->register_module(name, torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+  }
+  torch::nn::Linear linear(const char* name, int in, int out) {
+    return this->register_module(name, torch::nn::Linear(in, out));
+  }
+  at::Tensor body(at::Tensor x) {
     const auto parts =
         qkv(norm1(x)).view({x.size(0), x.size(1), 2, 24}).transpose(1, 2).chunk(3, 3);
     const at::Tensor seen =
@@ -44,47 +48,51 @@ struct Block : Module {
     x = x + out(seen.transpose(1, 2).reshape(x.sizes()));
     return x + down(at::gelu(up(norm2(x))));
   }
-  torch::nn::LayerNorm norm1;
-  torch::nn::Linear qkv, out;
-  torch::nn::LayerNorm norm2;
-  torch::nn::Linear up, down;
+  torch::nn::LayerNorm norm1 = layer_norm("norm1");
+  torch::nn::Linear qkv = linear("qkv", 16, 48), out = linear("out", 16, 16);
+  torch::nn::LayerNorm norm2 = layer_norm("norm2");
+  torch::nn::Linear up = linear("up", 16, 37), down = linear("down", 37, 16);
 };
 
-// The same as a unit that calls its hooks itself.
-struct UnitBlock : nn::Unit {
-  UnitBlock() : block(register_module("block", std::make_shared<Block>())) {}
+struct PlainBlock : Block<Module> {};
+struct UnitBlock : Block<nn::Unit> {
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return block->forward(x); });
+    return run([&] { return body(x); });
   }
-  std::shared_ptr<Block> block;
 };
 
-struct Gpt : Module {
+template <typename Base>
+struct Gpt : Base {
   static constexpr std::int64_t kWords = 51;
   static constexpr int kBlocks = 3;
   // `units`: how many of its blocks are units, the last ones.
   explicit Gpt(bool checkpoints = false, int units = 0) : checkpoints(checkpoints) {
-    tokens = register_module("tokens", torch::nn::Embedding(kWords, 16));
-    places = register_parameter("places", at::randn({12, 16}) * 0.1);
+    tokens = this->register_module("tokens", torch::nn::Embedding(kWords, 16));
+    places = this->register_parameter("places", at::randn({12, 16}) * 0.1);
     for (int i = 0; i < kBlocks; ++i) {
-      if (i < kBlocks - units) blocks->push_back(std::make_shared<Block>());
+      if (i < kBlocks - units) blocks->push_back(std::make_shared<PlainBlock>());
       if (i >= kBlocks - units) blocks->push_back(std::make_shared<UnitBlock>());
     }
-    register_module("blocks", blocks);
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+    this->register_module("blocks", blocks);
+    norm = this->register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
   }
   at::Tensor forward(const at::Tensor& ids) {
     at::Tensor x = tokens(ids) + places;
     for (const auto& block : *blocks) {
-      if (auto* const unit = block->as<UnitBlock>()) {
+      if (auto* const unit = block->template as<UnitBlock>()) {
         x = unit->forward(x);
         continue;
       }
-      auto& b = *block->as<Block>();
-      x = checkpoints ? nn::checkpoint([&b](const auto& in) { return b.forward(in[0]); }, {x})
-                      : b.forward(x);
+      auto& b = *block->template as<PlainBlock>();
+      x = checkpoints ? nn::checkpoint([&b](const auto& in) { return b.body(in[0]); }, {x})
+                      : b.body(x);
     }
     return at::linear(norm(x), tokens->weight);
+  }
+  at::Tensor loss_of_random_words() {
+    const at::Tensor ids = at::randint(kWords, {2, 13}, at::kLong);
+    const at::Tensor logits = forward(ids.narrow(1, 0, 12));
+    return at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 12).flatten());
   }
   bool checkpoints;
   torch::nn::Embedding tokens{nullptr};
@@ -93,31 +101,51 @@ struct Gpt : Module {
   torch::nn::LayerNorm norm{nullptr};
 };
 
-at::Tensor gpt_loss(Gpt& net) {
-  const at::Tensor ids = at::randint(Gpt::kWords, {2, 13}, at::kLong);
-  const at::Tensor logits = net.forward(ids.narrow(1, 0, 12));
-  return at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 12).flatten());
+PlainModule gpt(bool checkpoints, int units) {
+  const auto net = std::make_shared<Gpt<Module>>(checkpoints, units);
+  return {net, [net] { return net->loss_of_random_words(); }};
 }
 
-PlainModule checkpointed_gpt() {
-  const auto net = std::make_shared<Gpt>(/*checkpoints=*/true);
-  return {net, [net] { return gpt_loss(*net); }};
-}
-
-// Plain modules and units in turn.
-PlainModule mixed_gpt() {
-  const auto net = std::make_shared<Gpt>(/*checkpoints=*/false, /*units=*/2);
-  return {net, [net] { return gpt_loss(*net); }};
-}
-
-struct GptOfUnits : nn::Model {
-  GptOfUnits() : gpt(register_module("gpt", std::make_shared<Gpt>(false, Gpt::kBlocks))) {}
+struct GptOfUnits : Gpt<nn::Model> {
+  GptOfUnits() : Gpt(/*checkpoints=*/false, /*units=*/kBlocks) {}
   at::Tensor loss(const data::Batch&) override {
-    return run([&] { return gpt_loss(*gpt); });
+    return run([&] { return loss_of_random_words(); });
   }
   at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
-  std::shared_ptr<Gpt> gpt;
 };
+
+PlainModule of_units(const std::shared_ptr<nn::Model>& model,
+                     const std::function<data::Batch()>& batch) {
+  return {model, [=] { return model->loss(batch()); }, model.get(), batch};
+}
+
+PlainModule mlp() {
+  const auto net = std::make_shared<nn::Mlp>();
+  nn::SeededValues values(5);
+  nn::initialize_parameters(*net, values);
+  return of_units(net, [] {
+    return data::Batch{.inputs = at::randn({4, 13}), .targets = at::randn({4, 3}), .loss_terms = 4};
+  });
+}
+
+PlainModule llama(const nn::LlamaConfig& config) {
+  const auto net = std::make_shared<nn::Llama>(config);
+  nn::SeededValues values(5);
+  nn::initialize_parameters(*net, values);
+  return of_units(net, [config] {
+    const at::Tensor ids = at::randint(config.vocabulary, {2, 9}, at::kLong);
+    return data::Batch{.inputs = ids.narrow(1, 0, 8).contiguous(),
+                       .targets = ids.narrow(1, 1, 8).contiguous(),
+                       .loss_terms = 16};
+  });
+}
+
+// Of six layers, so that one unit is far less than the model.
+PlainModule deep_llama() {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 6;
+  return llama(config);
+}
 
 PlainModule transformer() {
   auto layer = torch::nn::TransformerEncoderLayerOptions(12, 3).dim_feedforward(20).dropout(0.1);
@@ -187,11 +215,19 @@ struct Layers : Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-at::Tensor used_twice(Layers& net) {
+at::Tensor used_twice_of(Layers& net) {
   at::Tensor x = at::randn({4, 11});
   for (const int i : {0, 1, 0, 2, 1}) x = net.layers[i](x).tanh();
-  return x.square().mean();
+  return x;
 }
+
+at::Tensor used_twice(Layers& net) { return used_twice_of(net).square().mean(); }
+
+// A weight of one unit under a second name, of the root.
+struct TiedToo : Layers {
+  TiedToo() { again = register_parameter("again", layers[0]->weight); }
+  at::Tensor again;
+};
 
 // A checkpoint around two units, one of which also runs outside of it. Inputs are moved along the
 // gradient that comes through it.
@@ -289,13 +325,19 @@ at::Tensor with_frozen(Layers& net) {
 }  // namespace
 
 std::vector<PlainCase> plain_cases() {
-  return {{"gpt2", [] { return made<Gpt>(gpt_loss); }},
-          {"gpt2_checkpointed", checkpointed_gpt},
-          {"gpt2_mixed", mixed_gpt},
+  return {{"gpt2", [] { return gpt(false, 0); }},
+          {"gpt2_checkpointed", [] { return gpt(/*checkpoints=*/true, 0); }},
+          {"gpt2_mixed", [] { return gpt(false, /*units=*/2); }},
           {"transformer_encoder", transformer},
           {"lstm", [] { return made<Lstm>(lstm_loss); }},
           {"resnet", [] { return made<ResNet>(resnet_loss); }},
           {"used_twice", [] { return made<Layers>(used_twice); }},
+          {"tied",
+           [] {
+             return made<TiedToo>([](TiedToo& net) {
+               return at::linear(used_twice_of(net), net.again).square().mean();
+             });
+           }},
           {"checkpointed_units", [] { return made<Layers>(checkpointed_units); }},
           {"views", [] { return made<Layers>(through_views); }},
           {"weight_norm", [] { return made<WeightNorm>(weight_norm_loss); }},
@@ -305,11 +347,19 @@ std::vector<PlainCase> plain_cases() {
           {"frozen", [] { return made<Layers>(with_frozen); }}};
 }
 
-std::shared_ptr<nn::Model> gpt2_of_units() { return std::make_shared<GptOfUnits>(); }
+std::vector<PlainCase> cases_of_units() {
+  return {{"gpt2_of_units",
+           [] { return of_units(std::make_shared<GptOfUnits>(), [] { return data::Batch(); }); }},
+          {"mlp", mlp},
+          {"llama", [] { return llama({.vocabulary = 31, .hidden = 16, .mlp = 21}); }},
+          {"deep_llama", deep_llama}};
+}
 
 PlainCase plain_case(const std::string& name) {
-  for (const PlainCase& each : plain_cases()) {
-    if (each.name == name) return each;
+  for (const auto& cases : {plain_cases(), cases_of_units()}) {
+    for (const PlainCase& each : cases) {
+      if (each.name == name) return each;
+    }
   }
   throw std::invalid_argument("no such module: " + name);
 }

@@ -17,6 +17,9 @@ struct PlainModule {
   std::shared_ptr<torch::nn::Module> module;
   /// The loss of a micro-batch; draws its data from LibTorch's default generator.
   std::function<at::Tensor()> loss;
+  /// If it is a model of units: the same as `module`, and the batch of which `loss` is its loss.
+  nn::Model* model = nullptr;
+  std::function<data::Batch()> batch = {};
 };
 
 /// Makes one; the values of its parameters come from the default generator.
@@ -27,9 +30,9 @@ struct PlainCase {
 };
 
 std::vector<PlainCase> plain_cases();
+/// Models of units; "gpt2_of_units" has the names and the first values of case "gpt2".
+std::vector<PlainCase> cases_of_units();
+/// Of either.
 PlainCase plain_case(const std::string& name);
-
-/// Case "gpt2" as a model whose blocks are units; its loss needs no batch.
-std::shared_ptr<nn::Model> gpt2_of_units();
 
 }  // namespace zero::testing

@@ -4,13 +4,16 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <tests/support/same_bits.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine/engine.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 #include "plain_modules.hpp"
@@ -27,20 +30,31 @@ inline std::unique_ptr<optim::Optimizer> wrapped_adamw(const std::vector<at::Ten
 
 inline EngineConfig at_stage(int stage) { return {.overlap = {.stage = stage}}; }
 
-/// One rank that trains a plain module with an engine.
+/// One rank that trains a module of plain_modules.hpp, plain or of units, with an engine.
 struct PlainRun {
   PlainRun(dist::Communicator& communicator, const std::string& name, const EngineConfig& config,
            const optim::OptimizerFactory& optimizer = wrapped_adamw)
+      : PlainRun(communicator, make(name), config, optimizer) {}
+  PlainRun(dist::Communicator& communicator, const PlainModule& module, const EngineConfig& config,
+           const optim::OptimizerFactory& optimizer = wrapped_adamw)
       : rank(communicator.rank()),
-        made(make(name)),
-        engine(*made.module, communicator, optimizer, config, plain_case(name).units) {}
+        made(module),
+        engine(made.model != nullptr ? Engine(*made.model, communicator, optimizer, config)
+                                     : Engine(*made.module, communicator, optimizer, config,
+                                              nn::default_units(/*bytes=*/1))) {}
   static PlainModule make(const std::string& name) {
     at::manual_seed(7);
     return plain_case(name).make();
   }
-  bool step(int number) {
+  at::Tensor forward() {
+    return made.model != nullptr ? engine.forward(made.batch()) : engine.forward(made.loss);
+  }
+  void backward(int number) {
     at::manual_seed(100 * number + rank);
-    engine.backward(engine.forward(made.loss));
+    engine.backward(forward());
+  }
+  bool step(int number) {
+    backward(number);
     return engine.step();
   }
   std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
@@ -48,6 +62,52 @@ struct PlainRun {
   int rank;
   PlainModule made;
   Engine engine;
+};
+
+/// The measure: such a module trained without an engine, on the batches of all ranks.
+struct Alone {
+  Alone(int rank_count, const std::string& name,
+        const optim::OptimizerFactory& optimizer = optim::adamw())
+      : ranks(rank_count),
+        made(PlainRun::make(name)),
+        parameters(made.module->parameters()),
+        update(optimizer(parameters)) {}
+
+  /// The averaged gradients of step `number`; `before` is called for each rank.
+  void backward(
+      int number, const std::function<void(int)>& before = [](int) {}) {
+    std::vector<at::Tensor> sums(parameters.size());
+    mean_loss = 0;
+    for (int r = 0; r < ranks; ++r) {
+      before(r);
+      at::manual_seed(100 * number + r);
+      const at::Tensor loss = made.loss();
+      loss.backward();
+      mean_loss += loss.item<double>();
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        const at::Tensor mine = std::exchange(parameters[i].mutable_grad(), at::Tensor());
+        if (mine.defined()) sums[i] = sums[i].defined() ? sums[i] + mine : mine;
+      }
+    }
+    mean_loss /= ranks;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      if (sums[i].defined()) parameters[i].mutable_grad() = sums[i] / ranks;
+    }
+  }
+  void update_weights() {
+    update->step();
+    for (const at::Tensor& p : parameters) p.mutable_grad().reset();
+  }
+  void step(int number) {
+    backward(number);
+    update_weights();
+  }
+
+  int ranks;
+  PlainModule made;
+  std::vector<at::Tensor> parameters;
+  std::unique_ptr<optim::Optimizer> update;
+  double mean_loss = 0;
 };
 
 /// Trains `run`, on one rank, and `alone` without an engine; expects the same weights.

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <regex>
-
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/optim/adamw.hpp>
@@ -68,36 +66,24 @@ TEST_P(Plain, EndsWithTheBitsOfDdp) {
 INSTANTIATE_TEST_SUITE_P(Modules, Plain, ::testing::ValuesIn(plain_cases()),
                          [](const auto& info) { return info.param.name; });
 
-// The names of case "gpt2".
-WholeState without_units_in_names(const WholeState& state) {
-  WholeState renamed;
-  for (const auto& [name, tensor] : state) {
-    renamed[std::regex_replace(name, std::regex(R"(gpt\.|\.block(?=\.))"), "")] = tensor;
-  }
-  return renamed;
-}
-
 // With the bits of the plain module under DDP: it, the module with units among its blocks, and the
 // model of units, in `dtype`.
 void expect_same_bits_with_units(dist::Communicator& communicator, at::ScalarType dtype,
                                  const optim::OptimizerFactory& optimizer) {
-  const auto plain = [&](const char* name, const std::string& mode) {
+  const auto trained_as = [&](const char* name, const std::string& mode) {
     const PlainModule module = made(plain_case(name));
     module.module->to(dtype);
+    if (module.model != nullptr) return trained(communicator, *module.model, mode, optimizer);
     nn::PlainModel model(*module.module, plain_case(name).units);
     model.set_forward(module.loss);
-    return without_units_in_names(trained(communicator, model, mode, optimizer));
+    return trained(communicator, model, mode, optimizer);
   };
-  const WholeState ddp = plain("gpt2", "ddp");
+  const WholeState ddp = trained_as("gpt2", "ddp");
   for (const char* mode : kModes) {
-    SCOPED_TRACE(mode);
-    at::manual_seed(7);
-    const auto units = gpt2_of_units();
-    units->to(dtype);
-    const WholeState of_units = trained(communicator, *units, mode, optimizer);
-    EXPECT_TRUE(same_state(without_units_in_names(of_units), ddp));
-    EXPECT_TRUE(same_state(plain("gpt2", mode), ddp));
-    EXPECT_TRUE(same_state(plain("gpt2_mixed", mode), ddp));
+    for (const char* name : {"gpt2_of_units", "gpt2", "gpt2_mixed"}) {
+      SCOPED_TRACE(fmt::format("{} as {}", name, mode));
+      EXPECT_TRUE(same_state(trained_as(name, mode), ddp));
+    }
   }
 }
 
