@@ -414,8 +414,8 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   };
   expect_quoted("09_pipeline/README.md", fmt::format("{} of six, {} of three.",
                                                      activations(true, 1), activations(false, 1)));
-  expect_quoted("09_pipeline/README.md", fmt::format("{} of six, {} of four.",
-                                                     activations(true, 0), activations(false, 0)));
+  expect_quoted("09_pipeline/README.md",
+                fmt::format("{} of six, {} of four.", activations(true, 0), activations(false, 0)));
   const exercise::Expected offload = on_two(10, 0);
   expect_quoted("10_offload/README.md",
                 fmt::format("8 x 1,425 = {} bytes.", with_commas(offload.file)));

@@ -179,7 +179,8 @@ TEST(GroupsOfRanks, TrainUnderZeroPlusPlus) {
       "zeropp:group_size=2");
 }
 
-// tests/checkpoint/saved_weights_test.cpp saves what was trained under every way to hold parameters.
+// tests/checkpoint/saved_weights_test.cpp saves what was trained under every way to hold
+// parameters.
 TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
   for (const std::string mode : {"zero3", "engine2"}) {
     SCOPED_TRACE(mode);
