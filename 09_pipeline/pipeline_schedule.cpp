@@ -44,14 +44,4 @@ StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int
   return actions;
 }
 
-int most_in_flight(const StageActions& actions) {
-  int now = 0;
-  int most = 0;
-  for (const PipelineAction& action : actions) {
-    if (action.kind == Kind::kForward) most = std::max(most, ++now);
-    if (action.kind == Kind::kBackward) --now;
-  }
-  return most;
-}
-
 }  // namespace zero

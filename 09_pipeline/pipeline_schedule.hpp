@@ -48,7 +48,4 @@ using StageActions = std::vector<PipelineAction>;
 /// not exist.
 StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches);
 
-/// The largest number of micro-batches between their forward and their backward on a stage.
-int most_in_flight(const StageActions& actions);
-
 }  // namespace zero

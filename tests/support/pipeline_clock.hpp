@@ -26,6 +26,17 @@ inline std::vector<StageActions> all_actions(PipelineSchedule schedule, int stag
   return all;
 }
 
+/// The largest number of micro-batches between their forward and their backward on a stage.
+inline int most_in_flight(const StageActions& actions) {
+  int now = 0;
+  int most = 0;
+  for (const PipelineAction& action : actions) {
+    if (action.kind == PipelineAction::Kind::kForward) most = std::max(most, ++now);
+    if (action.kind == PipelineAction::Kind::kBackward) --now;
+  }
+  return most;
+}
+
 /// An action and when it runs, in slots: [begin, end).
 struct TimedAction {
   PipelineAction action;
