@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <tests/support/in_process.hpp>
+#include <tests/support/thrown_by.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/mlp.hpp>
@@ -46,16 +47,6 @@ TEST_P(OneDevice, CountsByCategory) {
     return memory::snapshot().current == before.current ? "" : "not freed";
   });
   EXPECT_EQ(failure, "");
-}
-
-// What `action` throws; empty where it throws nothing.
-std::string thrown_by(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 TEST_P(OneDevice, StorageRefusesAccessToBytesThatAreNotThere) {

@@ -1,5 +1,6 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/thrown_by.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/held_model.hpp>
@@ -67,13 +68,8 @@ TEST(HeldModel, IsFreeAgainUnlessSomethingOfItIsGone) {
       memory::release_storage(list.parameters[0].tensor);
     }
     expect_error([&] { HeldModel::free_parameters(arguments); }, {"zero9", "without release()"});
-    std::string said;
-    try {
-      list.parameters[0].tensor.sum();
-    } catch (const c10::Error& error) {
-      said = error.what_without_backtrace();
-    }
-    EXPECT_THAT(said, ::testing::HasSubstr(list.parameters[0].name));
+    EXPECT_THAT(testing::thrown_by([&] { list.parameters[0].tensor.sum(); }),
+                ::testing::HasSubstr(list.parameters[0].name));
   });
 }
 
