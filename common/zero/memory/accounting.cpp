@@ -38,10 +38,11 @@ std::unordered_map<const void*, Header>& device_headers() {
 }
 
 // Caller holds the mutex.
-void raise_peaks(std::size_t category) {
+void changed(std::size_t category) {
   counts.peak[category] = std::max(counts.peak[category], counts.current[category]);
   counts.total_peak = std::max(counts.total_peak, counts.total);
   counts.states_peak = std::max(counts.states_peak, counts.model_states());
+  if (change_observer != nullptr) change_observer(counts);
 }
 
 void add(Category category, std::int64_t bytes) {
@@ -49,9 +50,8 @@ void add(Category category, std::int64_t bytes) {
   const auto i = static_cast<std::size_t>(category);
   counts.current[i] += bytes;
   counts.total += bytes;
-  raise_peaks(i);
   if (bytes > 0) ++counts.allocations;
-  if (change_observer != nullptr) change_observer(counts);
+  changed(i);
 }
 
 Header* header_of(void* data) { return static_cast<Header*>(data) - 1; }
@@ -185,9 +185,8 @@ void recharge(const at::Tensor& tensor, Category category) {
   const auto to = static_cast<std::size_t>(category);
   counts.current[static_cast<std::size_t>(header->category)] -= bytes;
   counts.current[to] += bytes;
-  raise_peaks(to);
   header->category = category;
-  if (change_observer != nullptr) change_observer(counts);
+  changed(to);
 }
 
 Category category_of(const at::Tensor& tensor) {

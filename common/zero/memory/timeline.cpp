@@ -29,7 +29,7 @@ bool far_from_last(const Snapshot& counts) {
 
 void record(const Snapshot& counts) {
   const std::lock_guard lock(timeline_mutex);
-  if (!recording || !far_from_last(counts)) return;
+  if (!far_from_last(counts)) return;
   timeline.samples.push_back({seconds_since_start(), counts.current, counts.total});
 }
 

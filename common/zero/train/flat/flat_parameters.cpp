@@ -221,16 +221,14 @@ void FlatParameters::gather_exactly() {
 
 void FlatParameters::start_refresh() {
   wait_gather();  // of the last gather
-  // The update has changed a shard. A graph of another engine that has read the parameters knows
-  // them by their own version counters.
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (trainable_ && options_.sharded != Sharded::kNothing) {
-      torch::autograd::impl::bump_version(tensor(m));
-    }
+  const bool updates_shard = trainable_ && options_.sharded != Sharded::kNothing;
+  // A graph of another engine that has read the parameters knows them by their own version
+  // counters, not by the shard's.
+  for (std::size_t m = 0; updates_shard && m < members_.size(); ++m) {
+    torch::autograd::impl::bump_version(tensor(m));
   }
   note_versions();
-  if (!shards_parameters() && options_.sharded != Sharded::kNothing && trainable_)
-    gather_into_buffer();
+  if (updates_shard && !shards_parameters()) gather_into_buffer();
 }
 
 void FlatParameters::gather_into_buffer() {
