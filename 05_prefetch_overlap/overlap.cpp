@@ -42,33 +42,24 @@ bool is_summed_later(const nn::ParameterList& list, const train::FlatParameters&
 }  // namespace
 
 Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
-                 dist::Communicator& shards, dist::Communicator* replicas,
                  train::Transfers transfers)
-    : Strategy(with_offload(arguments, options)),
+    : Strategy(with_offload(arguments, agreed(arguments, options))),
       options_(options),
       transfers_(std::move(transfers)),
-      reduction_(replicas == nullptr ? dist::ReduceOp::kAverage : dist::ReduceOp::kSum,
-                 arguments.reduce_type),
+      shards_(transfers_.shards == nullptr ? communicator_ : *transfers_.shards),
       pool_(options.keep_buffers),
       flat_(
-          list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards,
+          list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards_,
           pool_),
-      // If a second reduction between groups follows, only one bucket is in flight inside a group.
-      // Its second reduction then starts early, which is good because those links are slower.
-      in_flight_(replicas != nullptr || transfers_.gradients ? 0 : options.in_flight_bytes,
-                 [this, is_final = replicas == nullptr && !transfers_.gradients && !reduces_each()](
-                     const train::FlatParameters& bucket, const train::ReducedShard& shard) {
-                   shard_reduced(shard);
-                   if (is_final && !is_summed_later(list(), bucket)) {
-                     optimizer().take_gradients(bucket.updated());
-                   }
-                 }),
+      // If a reduction has a rest, only one bucket is in flight in its first part. The rest then
+      // starts early, which is good because links between groups are slower.
+      in_flight_(transfers_.gradients ? 0 : options.in_flight_bytes,
+                 [this](const train::FlatParameters& bucket) { reduced(bucket); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
                                                                                   : 0) {
-  flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); },
-                   replicas);
+  flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
   first_values().broadcast_buffers();
   if (options_.stage > 0) shard_optimizer();
   train::BackwardSchedule::Actions actions;
@@ -78,7 +69,7 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
   reduce_in_backward(flat_.items(), std::move(actions));
 }
 
-train::FlatOptions Overlap::flat_options(std::size_t unit) const {
+train::FlatOptions Overlap::flat_options(std::size_t unit) {
   train::FlatOptions options;
   options.sharded = static_cast<train::Sharded>(options_.stage);
   if (options_.stage == 3) {
@@ -86,8 +77,9 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
     for (const std::size_t i : list().units[unit].parameters) elements += parameter(i).numel();
     if (elements < options_.whole_below) options.sharded = train::Sharded::kGradients;
   }
-  options.average = reduction_;
+  options.average = average_;
   options.transfers = transfers_;
+  options.version = [this] { return passes().forwards().version() + disagreements_; };
   options.adds_averages = reduces_each();
   // The root's shards come last in backward, when most memory is in use.
   options.keeps_gradients =
@@ -183,10 +175,17 @@ void Overlap::reduce(std::size_t buffer) {
   in_flight_.start(flat_[buffer]);
 }
 
+// The optimizer may have the gradients, unless something is still added to them.
+void Overlap::reduced(const train::FlatParameters& bucket) {
+  if (bucket.averages_at_once() && !reduces_each() && !is_summed_later(list(), bucket)) {
+    optimizer().take_gradients(bucket.updated());
+  }
+}
+
 void Overlap::finish_backward() {
   if (reduces_now()) {
     in_flight_.finish();
-    finish_between_groups();
+    flat_.finish_rests();
   }
   Strategy::finish_backward();  // drops the gradients that no rank used; the others stay
   // Here and not at the end of backward: by now all ranks have started the same reductions.
@@ -298,7 +297,7 @@ void Overlap::sync_parameters() {
 void Overlap::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   in_flight_.finish();
-  finish_between_groups();
+  flat_.finish_rests();
   flat_.drop_gradients();
 }
 

@@ -41,9 +41,9 @@ class Overlap : public train::Strategy {
  public:
   /// Called by all ranks. Throws zero::Error on all of them for options out of range and for
   /// options that differ between ranks.
-  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
-      : Overlap(arguments, agreed(arguments, options), arguments.mesh.data(),
-                /*replicas=*/nullptr) {}
+  /// `transfers`: how later chapters send. If it has groups, they are axes of `arguments.mesh`.
+  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
+          train::Transfers transfers = {});
 
   using Strategy::forward;
   at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override;
@@ -59,6 +59,7 @@ class Overlap : public train::Strategy {
   std::string order_of_units() const override { return forward_order_; }
   void ranks_compared(bool same) override;
   bool sharded() const override { return options_.stage > 0; }
+  dist::Communicator& shard_group() const override { return shards_; }
   train::Costs costs() const override;
 
   const OverlapOptions& options() const { return options_; }
@@ -72,30 +73,15 @@ class Overlap : public train::Strategy {
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
- protected:
-  /// Returns `options`, if they can be and are those of all ranks, for a constructor. Throws
-  /// zero::Error on all ranks otherwise.
+  /// Returns `options`, if they can be and are those of all ranks. Throws zero::Error on all ranks
+  /// otherwise.
   template <typename Options>
   static Options agreed(const train::StrategyArguments& arguments, const Options& options) {
     dist::verify_same(arguments.mesh.data(), "the options of the mode", base::text_of(options));
     return base::checked(options);
   }
-  /// For a chapter that builds on this one, with options that are agreed(): model states are
-  /// sharded among `shards` only. The other ranks hold copies; `replicas` (null: none) connects
-  /// ranks that hold the same shard. Gradients are then added up inside `shards`, and
-  /// shard_reduced() does the rest. `transfers`: in place of the collectives of stage 3.
-  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
-          dist::Communicator& shards, dist::Communicator* replicas,
-          train::Transfers transfers = {});
-  /// The gradients of a bucket have been reduced inside the shard group. Called for all buckets in
-  /// the same order on all ranks, most of them during backward. Empty in this chapter.
-  virtual void shard_reduced(const train::ReducedShard& /*shard*/) {}
-  /// Blocks until what shard_reduced() has started is done.
-  virtual void finish_between_groups() {}
-  /// A number that is another one after each change of the weights, and after each pass that ranks
-  /// ran in different orders; the same on all ranks.
-  std::int64_t version_of_gathers() { return passes().forwards().version() + disagreements_; }
 
+ protected:
   bool follows_units() const override {
     return options_.stage == 3 || options_.defer_parameter_gather;
   }
@@ -113,7 +99,8 @@ class Overlap : public train::Strategy {
   void gradient_ready(std::size_t index) override;
 
  private:
-  train::FlatOptions flat_options(std::size_t unit) const;
+  train::FlatOptions flat_options(std::size_t unit);
+  void reduced(const train::FlatParameters& bucket);
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void reshard_unit(std::size_t unit);
   void reduce(std::size_t buffer);
@@ -128,7 +115,7 @@ class Overlap : public train::Strategy {
 
   OverlapOptions options_;
   train::Transfers transfers_;
-  dist::Reduction reduction_;  // inside the shard group
+  dist::Communicator& shards_;  // the ranks that share the model states
   memory::StoragePool pool_;
   mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight
   ReductionQueue in_flight_;

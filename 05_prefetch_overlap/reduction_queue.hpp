@@ -16,10 +16,9 @@ namespace zero {
 /// while a third is filled. Nor is padding, so twice the size of a bucket has room for two.
 class ReductionQueue {
  public:
-  using Finished =
-      std::function<void(const train::FlatParameters& bucket, const train::ReducedShard& shard)>;
+  using Finished = std::function<void(const train::FlatParameters& bucket)>;
 
-  /// `finished` is called with what every reduction leaves.
+  /// `finished` is called after every FlatParameters::finish_reduce().
   ReductionQueue(std::int64_t most_bytes, Finished finished)
       : most_bytes_(most_bytes), finished_(std::move(finished)) {}
 
@@ -39,7 +38,8 @@ class ReductionQueue {
       train::FlatParameters& oldest = *in_flight_.front();
       in_flight_.pop_front();
       bytes_ -= oldest.bytes();
-      finished_(oldest, oldest.finish_reduce());
+      oldest.finish_reduce();
+      finished_(oldest);
     }
   }
 

@@ -1,10 +1,16 @@
 #include "hsdp.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+
+#include <utility>
+
+#include <zero/memory/accounting.hpp>
 
 namespace zero {
 
 using dist::Purpose;
+using dist::Reduction;
 
 void declare(base::Keys& keys, HsdpOptions& options) {
   declare(keys, options.overlap);
@@ -13,34 +19,58 @@ void declare(base::Keys& keys, HsdpOptions& options) {
                "stage is 0; with a shard_size something must be sharded: take 1, 2 or 3");
 }
 
-Hsdp::Hsdp(const HsdpOptions& options, const train::StrategyArguments& arguments)
-    : Overlap(arguments, options.overlap, arguments.mesh.along("shard"),
-              arguments.mesh.along("replica").size() > 1 ? &arguments.mesh.along("replica")
-                                                         : nullptr) {}
+ReduceInGroups::ReduceInGroups(const dist::Mesh& groups, dist::ReduceType type,
+                               const train::FlatBuffer& buffer)
+    : group_(groups.along("shard")),
+      replicas_(groups.along("replica")),
+      ranks_(groups.data().size()),
+      type_(type),
+      shard_(buffer.layout.shard()),
+      dtype_(buffer.options.dtype().toScalarType()) {}
 
-void Hsdp::shard_reduced(const train::ReducedShard& shard) {
-  if (!has_replicas()) return;  // reduced and divided already
-  RECORD_USER_SCOPE("hsdp_grad_all_reduce");
-  dist::Reduction last = average_;  // with S = 1 no first sum was made
-  if (shard_group().size() > 1) {
-    last = dist::Reduction::average_of_sums(communicator_.size(), average_.type);
+dist::Work ReduceInGroups::reduce(const at::Tensor& full, const at::Tensor& shard) {
+  sum_ = shard;
+  if (at::isReducedFloatingType(dtype_) && type_ == dist::ReduceType::kFloat32) {
+    // Only the second part rounds. Rounding here too would be once too often.
+    const memory::Charge charge(memory::Category::kCommunication);
+    sum_ = at::empty({shard_}, full.options().dtype(at::kFloat));
   }
-  between_groups_.push_back(
-      replica_group().all_reduce(shard.gradients, shard.sum, Purpose::kGradient, last));
+  return group_.reduce_scatter(sum_, full, Purpose::kGradient, {dist::ReduceOp::kSum, type_});
 }
 
-train::Costs Hsdp::costs() const {
-  train::Costs costs = Overlap::costs();
-  if (!has_replicas()) return costs;
-  for (const train::FlatParameters& bucket : buckets()) {
-    if (!bucket.trainable()) continue;
-    costs.sent_between_groups +=
-        dist::all_reduce_bytes(bucket.layout().shard(),
-                               replica_group().reduced_element_size(bucket.dtype(), average_.type),
-                               replica_group().rank(), replica_group().size());
-  }
-  costs.sent += costs.sent_between_groups;
-  return costs;
+dist::Work ReduceInGroups::reduce_rest(const at::Tensor& shard) {
+  RECORD_USER_SCOPE("hsdp_grad_all_reduce");
+  const Reduction last = group_.size() > 1
+                             ? Reduction::average_of_sums(ranks_, type_)
+                             : Reduction{dist::ReduceOp::kAverage, type_};  // no sum was made
+  return replicas_.all_reduce(shard, std::exchange(sum_, at::Tensor()), Purpose::kGradient, last);
+}
+
+train::SentBytes ReduceInGroups::sent() const {
+  const std::int64_t inside =
+      (group_.size() - 1) * shard_ * group_.reduced_element_size(dtype_, type_);
+  const std::int64_t between = dist::all_reduce_bytes(
+      shard_, replicas_.reduced_element_size(dtype_, type_), replicas_.rank(), replicas_.size());
+  return {inside + between, between};
+}
+
+train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type) {
+  train::Transfers transfers;
+  transfers.shards = &groups.along("shard");
+  if (groups.along("replica").size() == 1) return transfers;
+  transfers.replicas = &groups.along("replica");
+  transfers.gradients = [groups, type](const train::FlatBuffer& buffer) {
+    return std::make_unique<ReduceInGroups>(groups, type, buffer);
+  };
+  return transfers;
+}
+
+std::unique_ptr<Overlap> make_hsdp(const train::StrategyArguments& arguments,
+                                   const HsdpOptions& options) {
+  const train::StrategyArguments in_groups =
+      arguments.with_shards(Overlap::agreed(arguments, options).shard_size);
+  return std::make_unique<Overlap>(in_groups, options.overlap,
+                                   hsdp_transfers(in_groups.mesh, arguments.reduce_type));
 }
 
 }  // namespace zero

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <memory>
+
 #include <05_prefetch_overlap/overlap.hpp>
 #include <zero/distributed/mesh.hpp>
-#include <zero/distributed/work_queue.hpp>
+#include <zero/train/flat/transfers.hpp>
 
 namespace zero {
 
@@ -15,10 +17,8 @@ struct HsdpOptions {
 };
 void declare(base::Keys& keys, HsdpOptions& options);
 
-/// Hybrid sharding (HSDP): the N ranks are cut into R groups of S. The ranks of a group share the
-/// model states, as those of chapter 05 do at stages 1 to 3; the groups hold copies of each other.
-/// If a group is a host, no parameter leaves it in a step: between hosts there are only gradients,
-/// of which each rank sends its shard.
+/// The reduction of hybrid sharding (HSDP). The N ranks are cut into R groups of S, which hold
+/// copies of each other:
 ///
 ///     bucket of gradients --reduce-scatter--> sum of the group, 1/S of it on each rank
 ///                         --all-reduce------> sum of all groups, divided by N once
@@ -26,34 +26,41 @@ void declare(base::Keys& keys, HsdpOptions& options);
 /// Both travel during backward. The second works in place, so that the `.grad` of the pieces,
 /// which are views of the shard, become the averages.
 ///
+/// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
+/// 00 with the all-reduce of HierarchicalDdp.
+class ReduceInGroups final : public train::GradientTransfer {
+ public:
+  /// `groups`: axes "replica" and "shard"; it must outlive this object.
+  ReduceInGroups(const dist::Mesh& groups, dist::ReduceType type, const train::FlatBuffer& buffer);
+
+  dist::Work reduce(const at::Tensor& full, const at::Tensor& shard) override;
+  bool has_rest() const override { return true; }
+  dist::Work reduce_rest(const at::Tensor& shard) override;
+  train::SentBytes sent() const override;
+
+ private:
+  dist::Communicator& group_;
+  dist::Communicator& replicas_;
+  int ranks_;  // of all groups
+  dist::ReduceType type_;
+  std::int64_t shard_;
+  at::ScalarType dtype_;
+  at::Tensor sum_;  // of the group, between the two parts
+};
+
+/// What HSDP puts in place of the collectives over all ranks: gathers go over the group, and
+/// ReduceInGroups over both axes of `groups`. If a group is a host, no parameter leaves it in a
+/// step: between hosts there are only gradients, of which each rank sends its shard.
+///
 /// With V bytes of parameters and as many of gradients, a rank holds, and sends inside its group,
 /// what the stage's formulas give for S ranks (3V (S-1)/S sent at stage 3). Between groups it sends
 /// 2 (V/S) (R-1)/R.
-///
-/// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
-/// 00 with the all-reduce of HierarchicalDdp.
-class Hsdp : public Overlap {
- public:
-  /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if
-  /// groups of S ranks do not fill the ranks, or if ranks differ in an option.
-  Hsdp(const train::StrategyArguments& arguments, const HsdpOptions& options)
-      : Hsdp(options, arguments.with_shards(agreed(arguments, options).shard_size)) {}
+train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type);
 
-  dist::Communicator& shard_group() const override { return mesh_.along("shard"); }
-  dist::Communicator& replica_group() const { return mesh_.along("replica"); }
-  train::Costs costs() const override;
-
- protected:
-  /// `arguments.mesh` has the axes "replica" and "shard".
-  Hsdp(const HsdpOptions& options, const train::StrategyArguments& arguments);
-
-  void shard_reduced(const train::ReducedShard& shard) override;
-  void finish_between_groups() override { between_groups_.wait(); }
-
- private:
-  bool has_replicas() const { return replica_group().size() > 1; }
-
-  dist::WorkQueue between_groups_{communicator_.world_rank(communicator_.rank())};
-};
+/// Chapter 05 with these transfers, at stage 1, 2 or 3. Called by all ranks; blocks. Throws
+/// zero::Error on all ranks if groups of that size do not fill the ranks, or if ranks differ in an
+/// option.
+std::unique_ptr<Overlap> make_hsdp(const train::StrategyArguments& arguments,
+                                   const HsdpOptions& options);
 
 }  // namespace zero

@@ -33,9 +33,11 @@ struct Even : Toy {
 };
 
 template <class Model>
-struct HsdpRun : testing::ToyRun<Hsdp, Model> {
+struct HsdpRun : testing::ToyRun<Overlap, Model> {
   HsdpRun(dist::Communicator& communicator, const HsdpOptions& options)
-      : testing::ToyRun<Hsdp, Model>(communicator, "", train::Ownership::kBySize, options) {}
+      : testing::ToyRun<Overlap, Model>(
+            communicator, [&](const auto& arguments) { return make_hsdp(arguments, options); }) {}
+  dist::Communicator& replicas() const { return this->strategy.mesh().along("replica"); }
 };
 
 struct Shape {
@@ -81,7 +83,7 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
     HsdpRun<Even> run(communicator, options);
     run.step(0);
     dist::Communicator& shards = run.strategy.shard_group();
-    dist::Communicator& replicas = run.strategy.replica_group();
+    dist::Communicator& replicas = run.replicas();
     const dist::Traffic inside = shards.traffic(), between = replicas.traffic();
     const dist::Traffic all = run.step(1);
     const dist::Traffic sent_inside = shards.traffic().since(inside);
@@ -147,11 +149,11 @@ TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
   on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<Even> run(communicator, options);
     run.step(0);
-    const dist::Traffic before = run.strategy.replica_group().traffic();
+    const dist::Traffic before = run.replicas().traffic();
     const double once = run.trainer.evaluate({run.batch(7)});
     EXPECT_EQ(run.trainer.evaluate({run.batch(7)}), once);
-    const dist::Traffic sent = run.strategy.replica_group().traffic().since(before);
-    if (run.strategy.replica_group().size() < communicator.size()) {
+    const dist::Traffic sent = run.replicas().traffic().since(before);
+    if (run.replicas().size() < communicator.size()) {
       EXPECT_EQ(sent.bytes(), 0);
     }
     EXPECT_EQ(testing::training_bytes(sent), 0);
@@ -163,9 +165,7 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
     // A bucket's reduce-scatter starts only after the previous one has finished and its all-reduce
     // has started. So the all-reduce of the last bucket starts in finish_backward().
     HsdpRun<Even> run(communicator, {{.stage = 2}, 2});
-    const auto started = [&] {
-      return run.strategy.replica_group().traffic().calls(Purpose::kGradient);
-    };
+    const auto started = [&] { return run.replicas().traffic().calls(Purpose::kGradient); };
     const auto buckets = static_cast<std::int64_t>(run.strategy.buckets().size());
     ASSERT_GE(buckets, 3);
     run.strategy.backward(run.strategy.forward(run.batch(0)));

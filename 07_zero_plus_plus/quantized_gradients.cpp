@@ -2,6 +2,7 @@
 
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 
 #include <cmath>
 #include <utility>
@@ -57,7 +58,7 @@ QuantizedGradients::QuantizedGradients(const dist::Mesh& mesh, ShardBlocks block
                               mesh.along("shard").rank()),
                blocks_, pool_) {}
 
-dist::Work QuantizedGradients::reduce(const at::Tensor& full) {
+dist::Work QuantizedGradients::reduce(const at::Tensor& full, const at::Tensor& /*shard*/) {
   GradientHop::Exchange hop = inside_.start(full);
   if (!hop.is_finite) all_.not_finite().note(all_.rank());
   return finish_with(std::move(hop.work), [this, sent = hop.sent, arrived = hop.arrived] {
@@ -69,6 +70,7 @@ dist::Work QuantizedGradients::reduce(const at::Tensor& full) {
 }
 
 dist::Work QuantizedGradients::reduce_rest(const at::Tensor& shard) {
+  RECORD_USER_SCOPE("qgz_between_groups");
   const at::Tensor sums = std::exchange(sums_, at::Tensor());
   if (!has_groups_) {
     average(sums, shard);

@@ -3,8 +3,7 @@
 #include <torch/types.h>
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/flat/flat_parameters.hpp>
-#include <zero/train/flat/gradient_transfer.hpp>
+#include <zero/train/flat/transfers.hpp>
 
 #include "gradient_hop.hpp"
 
@@ -32,7 +31,8 @@ class QuantizedGradients final : public train::GradientTransfer {
 
   /// The hop inside the group. After its wait() this object holds R shards of the group's sums in
   /// float32; before it, a GradientHop::Exchange.
-  dist::Work reduce(const at::Tensor& full) override;
+  dist::Work reduce(const at::Tensor& full, const at::Tensor& shard) override;
+  bool has_rest() const override { return true; }
   /// The hop between groups; nothing to wait for if there is one group.
   dist::Work reduce_rest(const at::Tensor& shard) override;
   train::SentBytes sent() const override {

@@ -56,10 +56,9 @@ at::Tensor averaged(dist::Communicator& communicator, const Shape& shape,
                     const train::ShardLayout& layout, int bits, const at::Tensor& full) {
   const dist::Mesh mesh = dist::Mesh(communicator).with_shards(shape.shards);
   memory::StoragePool pool;
-  const std::string name = "weight";
-  QuantizedGradients transfer(mesh, {layout, {bits, kBlock}}, {layout, full.options(), name, pool});
+  QuantizedGradients transfer(mesh, {layout, {bits, kBlock}}, {layout, full.options(), pool, {}});
   const at::Tensor shard = at::empty({layout.shard()}, full.options());
-  transfer.reduce(full).wait();
+  transfer.reduce(full, shard).wait();
   transfer.reduce_rest(shard).wait();
   return shard;
 }
@@ -276,10 +275,9 @@ TEST(Qgz, GivesItsScratchBackToThePool) {
     const at::Tensor full = gradients_of(communicator.rank(), layout, at::kFloat);
     const ShardBlocks blocks(layout, {4, kBlock});
     memory::StoragePool pool;
-    const std::string name = "weight";
-    QuantizedGradients transfer(mesh, blocks, {layout, full.options(), name, pool});
+    QuantizedGradients transfer(mesh, blocks, {layout, full.options(), pool, {}});
     for (int step = 0; step < 2; ++step) {
-      transfer.reduce(full).wait();
+      transfer.reduce(full, {}).wait();
       EXPECT_EQ(static_cast<std::int64_t>(pool.bytes()), 2 * 3 * blocks.packed_bytes());
       transfer.reduce_rest(at::empty({layout.shard()})).wait();
     }

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/flat/parameter_transfer.hpp>
+#include <zero/train/flat/transfers.hpp>
 
 #include "shard_blocks.hpp"
 

@@ -29,14 +29,15 @@ std::int64_t packed_shards_of(const Overlap& strategy, bool with_root = true) {
 }
 
 // Copies what it computes with: parameters of a unit after its forward and before its backward.
-struct Watched final : ZeroPlusPlus {
-  using ZeroPlusPlus::ZeroPlusPlus;
+struct Watched final : Overlap {
+  Watched(const train::StrategyArguments& groups, const ZeroPlusPlusOptions& options)
+      : Overlap(groups, options.overlap, zero_plus_plus_transfers(groups.mesh, options)) {}
   void post_forward(std::size_t unit) override {
     copy(unit, in_forward);
-    ZeroPlusPlus::post_forward(unit);
+    Overlap::post_forward(unit);
   }
   void pre_backward(std::size_t unit) override {
-    ZeroPlusPlus::pre_backward(unit);
+    Overlap::pre_backward(unit);
     copy(unit, in_backward);
   }
   void copy(std::size_t unit, std::vector<at::Tensor>& to) {
@@ -47,7 +48,12 @@ struct Watched final : ZeroPlusPlus {
   }
   std::vector<at::Tensor> in_forward, in_backward;
 };
-using WatchedRun = testing::ToyRun<Watched, testing::Odd>;
+struct WatchedRun : testing::ToyRun<Watched, testing::Odd> {
+  WatchedRun(dist::Communicator& communicator, const ZeroPlusPlusOptions& options)
+      : ToyRun(communicator, [&](const train::StrategyArguments& arguments) {
+          return std::make_unique<Watched>(arguments.with_shards(options.group_size), options);
+        }) {}
+};
 
 class QwzOnMesh : public ::testing::TestWithParam<Shape> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, QwzOnMesh,
@@ -92,7 +98,7 @@ void expect_rounded(const std::vector<at::Tensor>& found, const std::vector<at::
 
 TEST_P(QwzOnMesh, ComputesWithTheSameBitsOnAllRanks) {
   on_options(GetParam(), [](dist::Communicator& communicator, const ZeroPlusPlusOptions& options) {
-    WatchedRun run(communicator, "", train::Ownership::kBySize, options);
+    WatchedRun run(communicator, options);
     for (int s = 0; s < 2; ++s) {
       const std::vector<at::Tensor> weights = testing::whole_weights(run.strategy);
       run.step(s);
@@ -114,7 +120,7 @@ TEST_P(QwzOnMesh, NeverRoundsTheWeightsThatAreUpdated) {
       nn::initialize_parameters(*odd.model, odd.values);
       return odd;
     }();
-    WatchedRun run(communicator, "", train::Ownership::kBySize, options);
+    WatchedRun run(communicator, options);
     const auto first = testing::parameters_of(*alone.model);
     at::Tensor loss = run.strategy.forward(run.batch(0));  // the root stays whole: it is rounded
     EXPECT_TRUE(testing::same_bits(testing::whole_weights(run.strategy), first));

@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include <zero/train/flat/parameter_transfer.hpp>
+#include <zero/train/flat/transfers.hpp>
 
 namespace zero {
 
@@ -24,7 +24,7 @@ namespace zero {
 /// and every update and every load of a checkpoint makes a new version.
 class SecondaryShard final : public train::ParameterTransfer {
  public:
-  /// The version of the weights (train::ForwardRecords::version()); the same on all ranks.
+  /// See train::FlatBuffer::version.
   using WeightsVersion = std::function<std::int64_t()>;
 
   /// `from_all`: how new weights are gathered. `group`: this rank's group, which must outlive this

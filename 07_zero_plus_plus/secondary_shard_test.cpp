@@ -9,8 +9,6 @@
 #include <tests/support/whole_weights.hpp>
 #include <tests/support/zero_plus_plus_run.hpp>
 
-#include "all_gather.hpp"
-
 namespace zero {
 namespace {
 
@@ -201,7 +199,7 @@ TEST(Hpz, SendsNothingOfAUnitThatIsNotUsed) {
   on_hosts({2, 2}, [](dist::Communicator& communicator) {
     const dist::Mesh mesh = dist::Mesh(communicator).with_shards(2);
     const SecondaryShard shard(
-        std::make_unique<AllGather>(mesh.world(), /*shard_bytes=*/400, /*ranks_outside=*/2),
+        std::make_unique<train::AllGather>(mesh.world(), /*shard_bytes=*/400, /*ranks_outside=*/2),
         mesh.along("shard"), /*elements=*/400, at::kFloat, [] { return std::int64_t{0}; });
     EXPECT_EQ(shard.sent(0).all, 0);
     EXPECT_EQ(shard.sent(0).between_groups, 0);

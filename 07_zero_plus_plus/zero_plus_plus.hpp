@@ -1,17 +1,52 @@
 #pragma once
 
-#include <functional>
+#include <cstdint>
+#include <memory>
 
 #include <05_prefetch_overlap/overlap.hpp>
 #include <zero/distributed/mesh.hpp>
-#include <zero/distributed/work_queue.hpp>
-
-#include "transfers.hpp"
+#include <zero/train/flat/transfers.hpp>
 
 namespace zero {
 
-/// ZeRO++ (Wang et al. 2023): stage 3 over all N ranks, with fewer bytes sent between groups of S
-/// ranks, by default the ranks of a host. Each of its parts can be chosen alone:
+/// Those of chapter 05, and keys of the fields' names. At least one of the three parts must be
+/// true.
+struct ZeroPlusPlusOptions {
+  OverlapOptions overlap = {};  ///< stage 3: all ranks share the model states
+  /// Number of ranks in a group. Links inside a group are taken to be fast, those between groups
+  /// slow. kRanksOfHost: by host.
+  std::int64_t group_size = dist::Mesh::kRanksOfHost;
+  /// hpZ: the ranks of a group share a second copy of the parameters, from which they gather them
+  /// as long as they do not change.
+  bool secondary_shards = false;
+  /// qwZ: parameters are gathered as int8. The weights that the optimizer updates are not rounded.
+  bool quantize_parameters = false;
+  /// qgZ: gradients are averaged by two all-to-alls, inside groups and then between them, as
+  /// integers of `gradient_bits` (4 or 8) bits.
+  bool quantize_gradients = false;
+  std::int64_t gradient_bits = 4;
+  /// Number of quantized parameters that share a scale; even.
+  std::int64_t quantization_block = 2048;
+  /// Number of elements of a gradient that share one; even. Fewer, because 4 bits round what is
+  /// small beside the largest of a block to 0, in each step.
+  std::int64_t gradient_block = 256;
+};
+void declare(base::Keys& keys, ZeroPlusPlusOptions& options);
+
+/// What the options of ZeRO++ put in place of the collectives of stage 3. `groups`: axes "replica"
+/// and "shard"; it must outlive the transfers.
+///
+///     AllGather           of values, or of bytes if parameters are quantized
+///     SecondaryShard      around it; keeps a part of what it gathers
+///     QuantizedParameters around both
+///     QuantizedGradients  in place of the reduce-scatter
+///
+/// With one rank nothing is sent, and so nothing is rounded.
+train::Transfers zero_plus_plus_transfers(const dist::Mesh& groups,
+                                          const ZeroPlusPlusOptions& options);
+
+/// ZeRO++ (Wang et al. 2023): stage 3 of chapter 05 over all N ranks, with fewer bytes sent between
+/// groups of S ranks, by default the ranks of a host. Each of its parts can be chosen alone:
 ///
 ///   - hpZ, secondary_shards: backward gathers parameters inside the group (SecondaryShard);
 ///   - qwZ, quantize_parameters: parameters travel in 8 bits (QuantizedParameters);
@@ -26,33 +61,10 @@ namespace zero {
 /// With V bytes of parameters in float32, hpZ holds V/S more than engine3, or with qwZ V/(4 S) and
 /// scales. costs() has every byte.
 ///
-/// As in engine3 all ranks, of all groups, must run the same units in the same order.
-class ZeroPlusPlus : public Overlap {
- public:
-  /// Called by all ranks; blocks. Throws zero::Error on all ranks if groups of that size do not
-  /// fill the ranks, or if ranks differ in an option.
-  ZeroPlusPlus(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options);
-
- protected:
-  using MakeTransfers = std::function<train::Transfers(
-      const dist::Mesh&, const ZeroPlusPlusOptions&, const SecondaryShard::WeightsVersion&)>;
-  /// With other transfers than those of zero_plus_plus_transfers().
-  ZeroPlusPlus(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options,
-               const MakeTransfers& make_transfers)
-      : ZeroPlusPlus(options, make_transfers,
-                     arguments.with_shards(agreed(arguments, options).group_size)) {}
-
-  void shard_reduced(const train::ReducedShard& shard) override;
-  void finish_between_groups() override { between_groups_.wait(); }
-
- private:
-  // `arguments.mesh` has the axes "replica" and "shard": the groups of group_size ranks. Model
-  // states are sharded over all data ranks, not along "shard".
-  ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
-               const train::StrategyArguments& arguments);
-
-  dist::WorkQueue between_groups_{
-      communicator_.world_rank(communicator_.rank())};  // second hops of gradients
-};
+/// As in engine3 all ranks, of all groups, must run the same units in the same order. Called by all
+/// ranks; blocks. Throws zero::Error on all ranks if groups of that size do not fill the ranks, or
+/// if ranks differ in an option.
+std::unique_ptr<Overlap> make_zero_plus_plus(const train::StrategyArguments& arguments,
+                                             const ZeroPlusPlusOptions& options);
 
 }  // namespace zero

@@ -167,12 +167,14 @@ class Diff(Script):
         self.assertTrue(any(line.startswith("+") for line in shown), "nothing is new")
         self.assertEqual(list(self.temporary.iterdir()), [], "a temporary file was left behind")
 
-    def test_shows_a_class_that_derives_from_that_of_an_earlier_chapter(self):
+    def test_shows_transfers_whole(self):
         for chapter in ("05_prefetch_overlap", "06_hsdp", "07_zero_plus_plus"):
             shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
         for left, right, first in [("05", "06", "05_prefetch_overlap/overlap.hpp -> 06_hsdp/hsdp.hpp"),
                                    ("06", "07", "06_hsdp/hsdp.hpp -> 07_zero_plus_plus/zero_plus_plus.hpp")]:
-            self.assertIn("======== " + first, self.lines("diff", left, right, "--class"))
+            shown = self.lines("diff", left, right, "--class")
+            self.assertIn("======== " + first, shown)
+            self.assertFalse([line for line in shown if line.startswith(("-", " "))], "not only what is new")
 
     def test_fails_where_a_program_that_it_calls_does(self):
         make_program(self.folder / "failing" / "sed", "#!/bin/sh\nexit 3\n")

@@ -11,8 +11,9 @@ void register_hsdp(train::Registry& registry) {
   registry.add<HierarchicalDdp, HierarchicalDdpOptions>("hddp", "06_hsdp", "{}",
                                                         {{"by_host", "{}"}});
   for (int stage = 1; stage <= 3; ++stage) {
-    registry.add<Hsdp, HsdpOptions>(fmt::format("hsdp{}", stage), "06_hsdp",
-                                    fmt::format(R"({{"stage": {}}})", stage), {{"by_host", "{}"}});
+    registry.add<HsdpOptions>(fmt::format("hsdp{}", stage), "06_hsdp",
+                              fmt::format(R"({{"stage": {}}})", stage), {{"by_host", "{}"}},
+                              make_hsdp);
   }
 }
 

@@ -12,10 +12,10 @@ void register_zero_plus_plus(train::Registry& registry) {
         R"("secondary_shards": {}, "quantize_parameters": {}, "quantize_gradients": {})", secondary,
         parameters, gradients);
     const bool several = secondary && parameters;  // any two or more
-    registry.add<ZeroPlusPlus, ZeroPlusPlusOptions>(
+    registry.add<ZeroPlusPlusOptions>(
         name, "07_zero_plus_plus", several ? R"({"stage": 3})" : R"({"stage": 3, )" + parts + "}",
         {{"by_host", "{" + parts + "}"}, {"by_rank", "{" + parts + R"(, "group_size": 1})"}},
-        /*rounds=*/parameters || gradients);
+        make_zero_plus_plus, /*rounds=*/parameters || gradients);
   };
   add("hpz", true, false, false);
   add("qwz", false, true, false);

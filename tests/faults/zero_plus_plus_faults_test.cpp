@@ -49,10 +49,11 @@ class StruckGradients final : public train::GradientTransfer {
  public:
   StruckGradients(std::unique_ptr<train::GradientTransfer> real, Strike strike)
       : real_(std::move(real)), strike_(std::move(strike)) {}
-  dist::Work reduce(const at::Tensor& full) override {
+  dist::Work reduce(const at::Tensor& full, const at::Tensor& shard) override {
     strike_("inside_group");
-    return real_->reduce(full);
+    return real_->reduce(full, shard);
   }
+  bool has_rest() const override { return real_->has_rest(); }
   dist::Work reduce_rest(const at::Tensor& shard) override {
     strike_("between_hops");
     dist::Work rest = real_->reduce_rest(shard);
@@ -66,23 +67,19 @@ class StruckGradients final : public train::GradientTransfer {
   Strike strike_;
 };
 
-struct Struck final : ZeroPlusPlus {
-  Struck(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options,
-         Strike strike)
-      : ZeroPlusPlus(arguments, options,
-                     [strike](const dist::Mesh& mesh, const ZeroPlusPlusOptions& chosen,
-                              const SecondaryShard::WeightsVersion& version) {
-                       train::Transfers real = zero_plus_plus_transfers(mesh, chosen, version);
-                       train::Transfers struck = real;
-                       struck.parameters = [strike, real](const train::FlatBuffer& buffer) {
-                         return std::make_unique<StruckParameters>(real.parameters(buffer), strike);
-                       };
-                       struck.gradients = [strike, real](const train::FlatBuffer& buffer) {
-                         return std::make_unique<StruckGradients>(real.gradients(buffer), strike);
-                       };
-                       return struck;
-                     }) {}
-};
+std::unique_ptr<Overlap> make_struck(const train::StrategyArguments& arguments,
+                                     const ZeroPlusPlusOptions& options, const Strike& strike) {
+  const train::StrategyArguments groups = arguments.with_shards(options.group_size);
+  const train::Transfers real = zero_plus_plus_transfers(groups.mesh, options);
+  train::Transfers struck = real;
+  struck.parameters = [strike, real](const train::FlatBuffer& buffer) {
+    return std::make_unique<StruckParameters>(real.parameters(buffer), strike);
+  };
+  struck.gradients = [strike, real](const train::FlatBuffer& buffer) {
+    return std::make_unique<StruckGradients>(real.gradients(buffer), strike);
+  };
+  return std::make_unique<Overlap>(groups, options.overlap, struck);
+}
 
 class ZeroPlusPlusFault : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Phases, ZeroPlusPlusFault,
@@ -99,12 +96,12 @@ TEST_P(ZeroPlusPlusFault, ARankIsKilled) {
     const Strike strike = [&](const std::string& phase) {
       if (phase == GetParam() && step == 1 && communicator.rank() == kVictim) ::raise(SIGKILL);
     };
-    ToyRun<Struck> run(communicator, "", train::Ownership::kBySize,
-                       ZeroPlusPlusOptions{.group_size = 2,
-                                           .secondary_shards = true,
-                                           .quantize_parameters = true,
-                                           .quantize_gradients = true},
-                       strike);
+    const ZeroPlusPlusOptions parts{.group_size = 2,
+                                    .secondary_shards = true,
+                                    .quantize_parameters = true,
+                                    .quantize_gradients = true};
+    ToyRun<Overlap> run(
+        communicator, [&](const auto& arguments) { return make_struck(arguments, parts, strike); });
     for (; step < kSteps; ++step) run.step(step);
     return std::string();
   });

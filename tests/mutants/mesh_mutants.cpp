@@ -1,44 +1,68 @@
 // Wrong implementations of groups of ranks that hold copies of each other.
 
 #include <cmath>
-
-#include <06_hsdp/hsdp.hpp>
+#include <memory>
+#include <utility>
 
 #include "mutants.hpp"
+#include "wrong_hsdp.hpp"
 
 namespace zero::testing {
 namespace {
 
 // A norm over all ranks, to which every group adds its copy.
-struct NormCountedRTimes final : Hsdp {
-  explicit NormCountedRTimes(const train::StrategyArguments& arguments)
-      : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
+struct NormCountedRTimes final : WrongHsdp {
+  using WrongHsdp::WrongHsdp;
   float clip_grad_norm(double max_norm) override {
-    const double copies = replica_group().size();
-    return static_cast<float>(Hsdp::clip_grad_norm(max_norm / std::sqrt(copies)) *
+    const double copies = mesh().along("replica").size();
+    return static_cast<float>(Overlap::clip_grad_norm(max_norm / std::sqrt(copies)) *
                               std::sqrt(copies));
   }
 };
 
 // Shards where copies should be: the ranks of a group are far from each other.
-struct WrongAxis final : Hsdp {
+struct WrongAxis final : WrongHsdp {
   explicit WrongAxis(const train::StrategyArguments& arguments)
-      : Hsdp(base::options_from<HsdpOptions>(arguments.options), exchanged(arguments)) {}
+      : WrongHsdp(exchanged(arguments), [](const train::StrategyArguments& groups) {
+          return hsdp_transfers(groups.mesh, groups.reduce_type);
+        }) {}
   static train::StrategyArguments exchanged(train::StrategyArguments arguments) {
-    const auto shards =
-        static_cast<int>(base::options_from<HsdpOptions>(arguments.options).shard_size);
+    const auto shards = static_cast<int>(options_of(arguments).shard_size);
     arguments.mesh = {arguments.mesh.world(), {{"shard", shards}, {"replica", dist::Mesh::kRest}}};
     return arguments;
   }
 };
 
 // Averages inside the groups, and of those between them once more.
-struct DividedTwice final : Hsdp {
+class AveragedTwice final : public train::GradientTransfer {
+ public:
+  AveragedTwice(std::unique_ptr<train::GradientTransfer> real, int group)
+      : real_(std::move(real)), group_(group) {}
+  dist::Work reduce(const at::Tensor& full, const at::Tensor& shard) override {
+    return real_->reduce(full, shard);
+  }
+  bool has_rest() const override { return true; }
+  dist::Work reduce_rest(const at::Tensor& shard) override {
+    at::Tensor(shard).div_(group_);
+    return real_->reduce_rest(shard);
+  }
+  train::SentBytes sent() const override { return real_->sent(); }
+
+ private:
+  std::unique_ptr<train::GradientTransfer> real_;
+  int group_;
+};
+
+struct DividedTwice final : WrongHsdp {
   explicit DividedTwice(const train::StrategyArguments& arguments)
-      : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
-  void shard_reduced(const train::ReducedShard& shard) override {
-    at::Tensor(shard.sum).div_(shard_group().size());
-    Hsdp::shard_reduced(shard);
+      : WrongHsdp(in_groups(arguments), twice) {}
+  static train::Transfers twice(const train::StrategyArguments& groups) {
+    train::Transfers transfers = hsdp_transfers(groups.mesh, groups.reduce_type);
+    transfers.gradients = [real = transfers.gradients,
+                           size = transfers.shards->size()](const train::FlatBuffer& buffer) {
+      return std::make_unique<AveragedTwice>(real(buffer), size);
+    };
+    return transfers;
   }
 };
 

@@ -3,34 +3,29 @@
 #include <cmath>
 #include <map>
 
-#include <06_hsdp/hsdp.hpp>
 #include <zero/nn/parameters.hpp>
 
 #include "mutants.hpp"
+#include "wrong_hsdp.hpp"
 
 namespace zero::testing {
 namespace {
 
 using train::StrategyArguments;
 
-struct Hsdp2 : Hsdp {
-  explicit Hsdp2(const StrategyArguments& arguments)
-      : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
-};
-
 // A norm to which every tensor rank adds the whole model's.
-struct NormCountedByTensorRanks final : Hsdp2 {
-  using Hsdp2::Hsdp2;
+struct NormCountedByTensorRanks final : WrongHsdp {
+  using WrongHsdp::WrongHsdp;
   float clip_grad_norm(double max_norm) override {
     // Scaling the limit down is what counting n times does.
     const double ranks = mesh().tensor().size();
-    return Hsdp2::clip_grad_norm(max_norm / std::sqrt(ranks));
+    return WrongHsdp::clip_grad_norm(max_norm / std::sqrt(ranks));
   }
 };
 
 // Under sequence parallelism every rank updates norms by the gradients of its own tokens.
-struct GradientOfOwnTokens final : Hsdp2 {
-  explicit GradientOfOwnTokens(const StrategyArguments& arguments) : Hsdp2(arguments) {
+struct GradientOfOwnTokens final : WrongHsdp {
+  explicit GradientOfOwnTokens(const StrategyArguments& arguments) : WrongHsdp(arguments) {
     for (const nn::Parameter& p : list().parameters) {
       const_cast<nn::TensorPlacement&>(p.placement).sums_gradient = false;
     }
@@ -53,9 +48,9 @@ struct TurnedValues : nn::ParameterSource {
   std::map<std::string, nn::TensorPlacement> placements;
 };
 
-struct SliceOfTheNextRank final : private TurnedValues, public Hsdp2 {
+struct SliceOfTheNextRank final : private TurnedValues, public WrongHsdp {
   explicit SliceOfTheNextRank(const StrategyArguments& arguments)
-      : TurnedValues(arguments), Hsdp2(with(arguments, *this)) {}
+      : TurnedValues(arguments), WrongHsdp(with(arguments, *this)) {}
   static StrategyArguments with(StrategyArguments arguments, nn::ParameterSource& values) {
     arguments.values = &values;
     return arguments;
@@ -64,10 +59,10 @@ struct SliceOfTheNextRank final : private TurnedValues, public Hsdp2 {
 
 // The gradients of a stage's first micro-batch are lost. It goes on to the other stages all the
 // same.
-struct SkippedMicroBatch final : Hsdp2 {
-  using Hsdp2::Hsdp2;
+struct SkippedMicroBatch final : WrongHsdp {
+  using WrongHsdp::WrongHsdp;
   void backward(const at::Tensor& loss) override {
-    Hsdp2::backward(loss);
+    WrongHsdp::backward(loss);
     if (backwards_++ > 0) return;
     for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
   }

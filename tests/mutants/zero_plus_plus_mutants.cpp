@@ -3,7 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include <07_zero_plus_plus/all_gather.hpp>
 #include <07_zero_plus_plus/finish_work.hpp>
 #include <07_zero_plus_plus/quantized_parameters.hpp>
 #include <07_zero_plus_plus/zero_plus_plus.hpp>
@@ -17,13 +16,29 @@ ZeroPlusPlusOptions options_of(const train::StrategyArguments& arguments) {
   return base::options_from<ZeroPlusPlusOptions>(arguments.options);
 }
 
+struct WrongZeroPlusPlus : Overlap {
+  using MakeTransfers =
+      std::function<train::Transfers(const dist::Mesh& groups, const ZeroPlusPlusOptions&)>;
+  WrongZeroPlusPlus(const train::StrategyArguments& arguments, const MakeTransfers& transfers)
+      : WrongZeroPlusPlus(transfers, arguments.with_shards(options_of(arguments).group_size)) {}
+
+ private:
+  WrongZeroPlusPlus(const MakeTransfers& transfers, const train::StrategyArguments& groups)
+      : Overlap(groups, options_of(groups).overlap, transfers(groups.mesh, options_of(groups))) {}
+};
+
 // Groups gather for ever what they kept of the first weights.
-struct StaleSecondaryShard final : ZeroPlusPlus {
+struct StaleSecondaryShard final : WrongZeroPlusPlus {
   explicit StaleSecondaryShard(const train::StrategyArguments& arguments)
-      : ZeroPlusPlus(arguments, options_of(arguments),
-                     [](const dist::Mesh& mesh, const ZeroPlusPlusOptions& options, const auto&) {
-                       return zero_plus_plus_transfers(mesh, options, [] { return 0; });
-                     }) {}
+      : WrongZeroPlusPlus(arguments, stale) {}
+  static train::Transfers stale(const dist::Mesh& groups, const ZeroPlusPlusOptions& options) {
+    train::Transfers transfers = zero_plus_plus_transfers(groups, options);
+    transfers.parameters = [real = transfers.parameters](train::FlatBuffer buffer) {
+      buffer.version = [] { return 0; };
+      return real(buffer);
+    };
+    return transfers;
+  }
 };
 
 // Does something to what has been gathered.
@@ -46,12 +61,11 @@ class SpoiltParameters final : public train::ParameterTransfer {
 };
 
 // The owner of a shard computes with the weights that only it has.
-struct OwnShardNotDequantized final : ZeroPlusPlus {
+struct OwnShardNotDequantized final : WrongZeroPlusPlus {
   explicit OwnShardNotDequantized(const train::StrategyArguments& arguments)
-      : ZeroPlusPlus(arguments, options_of(arguments), spoilt) {}
-  static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
-                                 const SecondaryShard::WeightsVersion& version) {
-    train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
+      : WrongZeroPlusPlus(arguments, spoilt) {}
+  static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options) {
+    train::Transfers transfers = zero_plus_plus_transfers(mesh, options);
     transfers.parameters = [real = transfers.parameters,
                             rank = mesh.data().rank()](const train::FlatBuffer& buffer) {
       return std::make_unique<SpoiltParameters>(
@@ -64,9 +78,9 @@ struct OwnShardNotDequantized final : ZeroPlusPlus {
 };
 
 // Every block but the last of a shard takes the scale of the one behind it.
-struct ScalesOfTheNextBlock final : ZeroPlusPlus {
+struct ScalesOfTheNextBlock final : WrongZeroPlusPlus {
   explicit ScalesOfTheNextBlock(const train::StrategyArguments& arguments)
-      : ZeroPlusPlus(arguments, options_of(arguments), spoilt) {}
+      : WrongZeroPlusPlus(arguments, spoilt) {}
 
   static void shift_scales(const at::Tensor& packed, const train::ShardLayout& layout) {
     const std::int64_t bytes = packed.numel() / layout.world_size();
@@ -79,12 +93,12 @@ struct ScalesOfTheNextBlock final : ZeroPlusPlus {
     }
   }
 
-  static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
-                                 const SecondaryShard::WeightsVersion& version) {
-    train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
+  static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options) {
+    train::Transfers transfers = zero_plus_plus_transfers(mesh, options);
     transfers.parameters = [&all = mesh.data()](const train::FlatBuffer& buffer) {
       ShardBlocks blocks(buffer.layout, {.bits = 8, .block = 2048});
-      auto bytes = std::make_unique<AllGather>(all, blocks.packed_bytes(), /*ranks_outside=*/0);
+      auto bytes =
+          std::make_unique<train::AllGather>(all, blocks.packed_bytes(), /*ranks_outside=*/0);
       auto spoilt_bytes = std::make_unique<SpoiltParameters>(
           std::move(bytes), [layout = buffer.layout](const at::Tensor& packed, const at::Tensor&) {
             shift_scales(packed, layout);
@@ -100,13 +114,13 @@ struct ScalesOfTheNextBlock final : ZeroPlusPlus {
 class SpoiltGradients final : public train::GradientTransfer {
  public:
   using Spoil = std::function<void(const at::Tensor& average, const at::Tensor& own)>;
-  SpoiltGradients(std::unique_ptr<train::GradientTransfer> real, int rank, int size, Spoil spoil)
-      : real_(std::move(real)), rank_(rank), size_(size), spoil_(std::move(spoil)) {}
-  dist::Work reduce(const at::Tensor& full) override {
-    const std::int64_t shard = full.numel() / size_;
-    own_ = full.narrow(0, rank_ * shard, shard).clone();
-    return real_->reduce(full);
+  SpoiltGradients(std::unique_ptr<train::GradientTransfer> real, int rank, Spoil spoil)
+      : real_(std::move(real)), rank_(rank), spoil_(std::move(spoil)) {}
+  dist::Work reduce(const at::Tensor& full, const at::Tensor& shard) override {
+    own_ = full.narrow(0, rank_ * shard.numel(), shard.numel()).clone();
+    return real_->reduce(full, shard);
   }
+  bool has_rest() const override { return true; }
   dist::Work reduce_rest(const at::Tensor& shard) override {
     return finish_with(real_->reduce_rest(shard),
                        [this, shard, own = own_] { spoil_(shard, own); });
@@ -115,27 +129,24 @@ class SpoiltGradients final : public train::GradientTransfer {
 
  private:
   std::unique_ptr<train::GradientTransfer> real_;
-  int rank_, size_;
+  int rank_;
   Spoil spoil_;
   at::Tensor own_;
 };
 
 using MakeSpoil = std::function<SpoiltGradients::Spoil(const dist::Mesh&)>;
 
-struct WrongAverage : ZeroPlusPlus {
+struct WrongAverage : WrongZeroPlusPlus {
   WrongAverage(const train::StrategyArguments& arguments, const MakeSpoil& make)
-      : ZeroPlusPlus(arguments, options_of(arguments),
-                     [make](const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
-                            const SecondaryShard::WeightsVersion& version) {
-                       train::Transfers transfers =
-                           zero_plus_plus_transfers(mesh, options, version);
-                       transfers.gradients = [real = transfers.gradients, spoil = make(mesh),
-                                              &all = mesh.data()](const auto& buffer) {
-                         return std::make_unique<SpoiltGradients>(real(buffer), all.rank(),
-                                                                  all.size(), spoil);
-                       };
-                       return transfers;
-                     }) {}
+      : WrongZeroPlusPlus(arguments,
+                          [make](const dist::Mesh& mesh, const ZeroPlusPlusOptions& options) {
+                            train::Transfers transfers = zero_plus_plus_transfers(mesh, options);
+                            transfers.gradients = [real = transfers.gradients, spoil = make(mesh),
+                                                   rank = mesh.data().rank()](const auto& buffer) {
+                              return std::make_unique<SpoiltGradients>(real(buffer), rank, spoil);
+                            };
+                            return transfers;
+                          }) {}
 };
 
 // The sum of all ranks is divided by the number of groups.

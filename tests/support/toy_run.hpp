@@ -1,5 +1,7 @@
 #pragma once
 
+#include <concepts>
+#include <memory>
 #include <string>
 
 #include <zero/memory/accounting.hpp>
@@ -19,9 +21,18 @@ struct ToyRun {
   explicit ToyRun(dist::Communicator& communicator, const std::string& variant = "",
                   train::Ownership ownership = train::Ownership::kBySize, const More&... more)
       : communicator(communicator),
-        strategy({*toy.model, communicator, optim::adamw(), &toy.values, variant, ownership},
-                 more...),
+        owned(std::make_unique<Strategy>(arguments(variant, ownership), more...)),
         trainer(strategy) {}
+  /// The same with what `make` makes of the arguments of a strategy.
+  template <class Make>
+  requires std::invocable<Make, train::StrategyArguments> ToyRun(dist::Communicator& communicator,
+                                                                 const Make& make)
+      : communicator(communicator), owned(make(arguments())), trainer(strategy) {}
+
+  train::StrategyArguments arguments(const std::string& variant = "",
+                                     train::Ownership ownership = train::Ownership::kBySize) {
+    return {*toy.model, communicator, optim::adamw(), &toy.values, variant, ownership};
+  }
 
   /// This rank's batch of `step`.
   data::Batch batch(int step) const { return toy.batch(communicator.rank(), step); }
@@ -48,7 +59,8 @@ struct ToyRun {
   memory::Snapshot before = memory::snapshot();
   dist::Communicator& communicator;
   Model toy;
-  Strategy strategy;
+  std::unique_ptr<Strategy> owned;
+  Strategy& strategy = *owned;
   train::Trainer trainer;
 };
 

@@ -34,9 +34,11 @@ struct Odd : Toy {
 
 /// One rank that trains a toy under ZeRO++.
 template <class Model = Odd>
-struct ZeroPlusPlusRun : ToyRun<ZeroPlusPlus, Model> {
+struct ZeroPlusPlusRun : ToyRun<Overlap, Model> {
   ZeroPlusPlusRun(dist::Communicator& communicator, const ZeroPlusPlusOptions& options)
-      : ToyRun<ZeroPlusPlus, Model>(communicator, "", train::Ownership::kBySize, options) {}
+      : ToyRun<Overlap, Model>(communicator, [&](const auto& arguments) {
+          return make_zero_plus_plus(arguments, options);
+        }) {}
 
   /// What this rank sends in `work`.
   dist::Traffic sent_in(const std::function<void()>& work) const {

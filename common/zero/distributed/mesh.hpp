@@ -23,7 +23,7 @@ namespace zero::dist {
 ///
 ///     data       ranks with batches of their own: a strategy's communicator()
 ///       shard    with_shards() cuts "data" for chapters 06 and 07: consecutive data ranks. Under
-///                Hsdp they share the model states, under ZeroPlusPlus all data ranks do
+///                HSDP they share the model states, under ZeRO++ all data ranks do
 ///       replica  the ranks at the same place in all these groups
 ///     tensor     ranks that share the layers (nn/tensor_parallel.hpp)
 ///     pipeline   ranks that have stages of the model (chapter 09)

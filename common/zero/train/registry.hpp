@@ -45,11 +45,12 @@ class Registry {
          [](const StrategyArguments& a) { return std::make_unique<Chapter>(a); }});
   }
 
-  /// A class that is made from StrategyArguments and its own `Options`. `variants`: each with what
-  /// it stands for.
-  template <typename Chapter, typename Options>
+  /// What `make` makes from StrategyArguments and its own `Options`. `variants`: each with what it
+  /// stands for.
+  template <typename Options, typename Make>
   void add(std::string name, std::string chapter, std::string fixed,
-           const std::vector<std::pair<std::string, std::string>>& variants, bool rounds = false) {
+           const std::vector<std::pair<std::string, std::string>>& variants, Make make,
+           bool rounds = false) {
     const auto read = [name](const std::string& options) {
       return base::options_from<Options>(options, name);
     };
@@ -57,9 +58,7 @@ class Registry {
     entry.name = name;
     entry.chapter = std::move(chapter);
     entry.rounds = rounds;
-    entry.make = [read](const StrategyArguments& a) {
-      return std::make_unique<Chapter>(a, read(a.options));
-    };
+    entry.make = [read, make](const StrategyArguments& a) { return make(a, read(a.options)); };
     entry.complete = [read](const std::string& options) { return base::text_of(read(options)); };
     entry.fixed = std::move(fixed);
     for (const auto& [variant, options] : variants) {
@@ -71,6 +70,15 @@ class Registry {
     declare(keys, options);
     entry.keys = keys.names();
     add(std::move(entry));
+  }
+  /// For a class that is made from both.
+  template <typename Chapter, typename Options>
+  void add(std::string name, std::string chapter, std::string fixed,
+           const std::vector<std::pair<std::string, std::string>>& variants) {
+    add<Options>(std::move(name), std::move(chapter), std::move(fixed), variants,
+                 [](const StrategyArguments& a, const Options& o) {
+                   return std::make_unique<Chapter>(a, o);
+                 });
   }
 
   /// Makes the strategy that `mode` ("zero1", "zero1:naive") names; overrides arguments.variant.

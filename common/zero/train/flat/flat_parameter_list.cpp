@@ -33,6 +33,7 @@ FlatParameterList::~FlatParameterList() {
   for (FlatParameters& buffer : buffers_) {
     problem.keep([&] { buffer.wait_gather(); });
     problem.keep([&] { buffer.finish_reduce(); });
+    problem.keep([&] { buffer.finish_rest(); });
   }
   try {
     if (std::uncaught_exceptions() == 0) problem.rethrow();
@@ -71,10 +72,9 @@ void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
   }
 }
 
-void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value,
-                                   dist::Communicator* replicas) {
+void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value) {
   for (FlatParameters& buffer : buffers_) {
-    buffer.initialize(first_value, replicas);
+    buffer.initialize(first_value);
     for (std::size_t m = 0; m < buffer.members().size(); ++m) {
       nn::set_gradient_provider(list_.parameters[buffer.members()[m]].tensor,
                                 [&buffer, m] { return buffer.gradient_view(m); });
@@ -153,6 +153,10 @@ ParameterWrites FlatParameterList::writes(const UnitUse& use) {
 
 void FlatParameterList::forget_writes() {
   for (FlatParameters& buffer : buffers_) buffer.forget_writes();
+}
+
+void FlatParameterList::finish_rests() {
+  for (FlatParameters& buffer : buffers_) buffer.finish_rest();
 }
 
 void FlatParameterList::drop_gradients() {

@@ -29,8 +29,7 @@ class FlatParameterList {
 
   /// See FlatParameters::initialize(). From then on the layers of zero/nn write gradients into the
   /// gradient buffers. Called by all ranks; blocks.
-  void initialize(const FlatParameters::FirstValue& first_value,
-                  dist::Communicator* replicas = nullptr);
+  void initialize(const FlatParameters::FirstValue& first_value);
 
   std::size_t size() const { return buffers_.size(); }
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }
@@ -59,6 +58,8 @@ class FlatParameterList {
   ParameterWrites writes(const UnitUse& use);
   void forget_writes();
   void drop_gradients();
+  /// Blocks until nothing is left of the reductions that have finished.
+  void finish_rests();
 
   /// Bytes of parameters and gradients that this rank holds at rest: after the update, before
   /// gradients are dropped.

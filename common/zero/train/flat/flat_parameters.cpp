@@ -43,13 +43,28 @@ FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::s
       layout_(layout_of(list, members_, communicator.size())),
       trainable_(tensor(0).requires_grad()),
       read_too_early_(unsharded_read(list, members_)) {
-  const FlatBuffer buffer{layout_, tensor(0).options(), list.parameters[members_.front()].name,
-                          pool};
-  const Transfers& transfers = options_.transfers;
-  if (shards_parameters() && transfers.parameters)
-    parameter_transfer_ = transfers.parameters(buffer);
-  const bool reduces = trainable_ && options_.sharded >= Sharded::kGradients;
-  if (reduces && transfers.gradients) gradient_transfer_ = transfers.gradients(buffer);
+  make_transfers();
+}
+
+void FlatParameters::make_transfers() {
+  const Transfers& other = options_.transfers;
+  const FlatBuffer buffer{layout_, tensor(0).options(), *pool_, options_.version};
+  if (shards_parameters() && other.parameters) parameter_transfer_ = other.parameters(buffer);
+  if (!parameter_transfer_) parameter_transfer_ = all_gather();
+  const bool whole = options_.sharded == Sharded::kNothing || options_.all_reduces;
+  if (trainable_ && !whole && other.gradients) gradient_transfer_ = other.gradients(buffer);
+  if (gradient_transfer_) return;
+  const dist::Reduction& average = options_.average;
+  gradient_transfer_ = std::make_unique<Average>(
+      *communicator_, whole ? Average::Of::kAll : Average::Of::kShard, average,
+      layout_.shard() * communicator_->reduced_element_size(dtype(), average.type),
+      other.ranks_outside);
+}
+
+// Members that lie in the shard use its bytes, so that nothing is copied of them.
+std::unique_ptr<AllGather> FlatParameters::all_gather() const {
+  return std::make_unique<AllGather>(*communicator_, shard_bytes(),
+                                     options_.transfers.ranks_outside, /*fills_own_part=*/false);
 }
 
 bool FlatParameters::keeps_whole_gradient() const {
@@ -77,36 +92,15 @@ std::int64_t FlatParameters::shard_bytes() const {
 
 std::int64_t FlatParameters::parameter_bytes() const {
   const std::int64_t own = shards_parameters() ? shard_bytes() : full_bytes();
-  return own + (parameter_transfer_ ? parameter_transfer_->held_bytes() : 0);
+  return own + parameter_transfer_->held_bytes();
 }
 
 SentBytes FlatParameters::sent(std::int64_t gathers) const {
   SentBytes sum;
-  const auto to_each_other_rank = [&](std::int64_t bytes) {
-    sum += {(layout_.world_size() - 1) * bytes, options_.transfers.ranks_outside * bytes};
-  };
-  if (gradient_transfer_) {
-    sum += gradient_transfer_->sent();
-  } else {
-    to_each_other_rank(reduced_shard_bytes());
-  }
-  if (parameter_transfer_) {
-    sum += parameter_transfer_->sent(gathers);
-  } else if (shards_parameters()) {
-    to_each_other_rank(gathers * shard_bytes());
-  } else if (options_.sharded != Sharded::kNothing && trainable_) {
-    to_each_other_rank(shard_bytes());  // after an update
-  }
+  if (trainable_) sum += gradient_transfer_->sent();
+  const bool refreshes = trainable_ && options_.sharded != Sharded::kNothing;
+  sum += parameter_transfer_->sent(shards_parameters() ? gathers : refreshes ? 1 : 0);
   return sum;
-}
-
-// To each other rank, when gradients are averaged.
-std::int64_t FlatParameters::reduced_shard_bytes() const {
-  if (!trainable_) return 0;
-  // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
-  const int times = options_.sharded == Sharded::kNothing || options_.all_reduces ? 2 : 1;
-  return times * layout_.shard() *
-         communicator_->reduced_element_size(dtype(), options_.average.type);
 }
 
 at::Tensor FlatParameters::view_of(const at::Tensor& buffer, std::size_t m) const {
@@ -133,7 +127,8 @@ bool FlatParameters::uses_shard(std::size_t m) const {
 
 // ---- parameters
 
-void FlatParameters::initialize(const FirstValue& first_value, dist::Communicator* replicas) {
+void FlatParameters::initialize(const FirstValue& first_value) {
+  dist::Communicator* const replicas = options_.transfers.replicas;
   const bool is_first = communicator_->rank() == 0;
   const bool is_root = is_first && (replicas == nullptr || replicas->rank() == 0);
   // Parameters that were built with storage keep their values.
@@ -203,17 +198,14 @@ void FlatParameters::start_gather() {
     return;
   }
   pool_->allocate(full_, Category::kParameters);
-  if (!parameter_transfer_) return gather_into_buffer();
-  parameters_ = Parameters::kGathering;
-  rounded_ = rounds();
-  gathering_ = parameter_transfer_->gather(full_, shard_);
+  start(*parameter_transfer_);
 }
 
 void FlatParameters::gather_exactly() {
   if (rounds() && layout_.world_size() > 1) {
     reshard();  // what is whole is rounded
     pool_->allocate(full_, Category::kParameters);
-    gather_into_buffer();
+    start(*all_gather());
   }
   start_gather();
   finish_gather();
@@ -228,20 +220,20 @@ void FlatParameters::start_refresh() {
     torch::autograd::impl::bump_version(tensor(m));
   }
   note_versions();
-  if (updates_shard && !shards_parameters()) gather_into_buffer();
+  if (updates_shard && !shards_parameters()) start(*parameter_transfer_);
 }
 
-void FlatParameters::gather_into_buffer() {
+void FlatParameters::start(ParameterTransfer& transfer) {
   parameters_ = Parameters::kGathering;
-  rounded_ = false;
-  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
+  rounded_ = transfer.rounds();
+  const bool copies = shards_parameters() && !transfer.fills_own_part();
+  for (std::size_t m = 0; copies && m < members_.size(); ++m) {
     // The part that this rank keeps of a parameter that lies in several shards.
     if (my_range(m).size > 0 && !uses_shard(m)) {
       dist::copy_around_cache(mine_of_full(m), mine_of_shard(shard_, m));
     }
   }
-  gathering_ =
-      communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
+  gathering_ = transfer.gather(full_, shard_);
 }
 
 void FlatParameters::finish_gather() {
@@ -337,7 +329,7 @@ void FlatParameters::keep_shard_of_buffer() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (my_range(m).size > 0 && !uses_shard(m)) mine_of_shard(shard_, m).copy_(mine_of_full(m));
   }
-  if (!parameter_transfer_) return;
+  if (parameter_transfer_->held_bytes() == 0) return;
   my_shard_of(full_).copy_(shard_);  // of members that use the shard, the buffer has old values
   parameter_transfer_->written(full_);
 }
@@ -392,31 +384,9 @@ void FlatParameters::start_reduce() {
     if (!tensor(m).grad().defined()) gradient_view(m).zero_();
   }
   gradients_ = Gradients::kReducing;
-  gradient_shard_ = my_shard_of(full_gradient_);
-  if (options_.sharded == Sharded::kNothing || options_.all_reduces) {
-    reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient, options_.average);
-    return;
-  }
-  if (!keeps_whole_gradient()) gradient_shard_ = gradient_shard_buffer();
-  if (gradient_transfer_) {
-    reducing_ = gradient_transfer_->reduce(full_gradient_);
-    return;
-  }
-  // gradient_shard_ itself, unless a reduction between groups follows that needs float32.
-  sum_ = sum_buffer();
-  reducing_ =
-      communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient, options_.average);
-}
-
-at::Tensor FlatParameters::sum_buffer() const {
-  const bool is_sum = options_.average.op == dist::ReduceOp::kSum;
-  if (!at::isReducedFloatingType(dtype()) || !is_sum ||
-      options_.average.type != dist::ReduceType::kFloat32) {
-    return gradient_shard_;
-  }
-  // Another reduction follows and rounds. Rounding here too would be once too often.
-  const Charge charge(Category::kCommunication);
-  return at::empty({layout_.shard()}, full_.options().dtype(at::kFloat));
+  const bool in_place = keeps_whole_gradient() || options_.all_reduces;
+  gradient_shard_ = in_place ? my_shard_of(full_gradient_) : gradient_shard_buffer();
+  reducing_ = gradient_transfer_->reduce(full_gradient_, gradient_shard_);
 }
 
 at::Tensor FlatParameters::gradient_shard_buffer() {
@@ -427,19 +397,18 @@ at::Tensor FlatParameters::gradient_shard_buffer() {
   return buffer;
 }
 
-ReducedShard FlatParameters::finish_reduce() {
-  if (gradients_ != Gradients::kReducing) return {};
+void FlatParameters::finish_reduce() {
+  if (gradients_ != Gradients::kReducing) return;
   reducing_.wait();
   gradients_ = Gradients::kNone;
   const at::Tensor average = std::exchange(gradient_shard_, at::Tensor());
-  const at::Tensor sum = std::exchange(sum_, at::Tensor());
   if (options_.sharded == Sharded::kNothing) {
     for (std::size_t m = 0; m < members_.size(); ++m) {
       tensor(m).mutable_grad() = view_of(full_gradient_, m);
     }
     // The averages remain as views. The next micro-batch gets a buffer of its own.
     if (options_.adds_averages) full_gradient_.reset();
-    return {};
+    return;
   }
   at::Tensor shard = average;
   if (!keeps_whole_gradient()) {
@@ -455,7 +424,7 @@ ReducedShard FlatParameters::finish_reduce() {
       pieces_[m].tensor.mutable_grad() = mine_of_shard(shard, m);
     }
   }
-  return {shard, sum.defined() ? sum : shard, gradient_transfer_.get()};
+  if (gradient_transfer_->has_rest()) rest_ = gradient_transfer_->reduce_rest(shard);
 }
 
 void FlatParameters::drop_full_gradient() {
@@ -466,6 +435,7 @@ void FlatParameters::drop_full_gradient() {
 
 void FlatParameters::drop_gradients() {
   finish_reduce();
+  finish_rest();
   for (std::size_t m = 0; m < members_.size(); ++m) {
     tensor(m).mutable_grad().reset();
     if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();

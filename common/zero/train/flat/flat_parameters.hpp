@@ -10,9 +10,8 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/flat/gradient_transfer.hpp>
-#include <zero/train/flat/parameter_transfer.hpp>
 #include <zero/train/flat/shard_layout.hpp>
+#include <zero/train/flat/transfers.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_writes.hpp>
 
@@ -26,29 +25,9 @@ enum class Sharded : std::uint8_t {
   kParameters,  ///< stage 3: parameters as well
 };
 
-/// What a transfer (below) must know of the buffer that it serves. Only `pool` outlives the call.
-struct FlatBuffer {
-  const ShardLayout& layout;
-  at::TensorOptions options;  ///< dtype and device
-  const std::string& name;    ///< of the first member, for errors
-  memory::StoragePool& pool;  ///< where scratch gets its bytes
-};
-
-/// How chapter 07 sends in another way than by an all-gather and a reduce-scatter over all ranks. A
-/// function may be empty or return null: the collective is used then. Chapters 04 and 05 have none.
-struct Transfers {
-  /// For each buffer whose parameters are sharded.
-  std::function<std::unique_ptr<ParameterTransfer>(const FlatBuffer&)> parameters = {};
-  /// For each trainable buffer whose gradients are sharded.
-  std::function<std::unique_ptr<GradientTransfer>(const FlatBuffer&)> gradients = {};
-  /// Of all other ranks, how many are outside of this rank's group; 0 without groups.
-  int ranks_outside = 0;
-};
-
 struct FlatOptions {
   Sharded sharded = Sharded::kNothing;
-  /// Of gradients over the ranks. With ReduceOp::kSum another reduction follows, of what
-  /// finish_reduce() returns (chapter 06).
+  /// How gradients are averaged over the ranks.
   dist::Reduction average = {};
   /// At stage 1: average gradients by an all-reduce, although only the shard is used.
   bool all_reduces = false;
@@ -58,16 +37,7 @@ struct FlatOptions {
   /// The bytes of averaged gradients stay allocated from step to step.
   bool keeps_gradients = false;
   Transfers transfers = {};
-};
-
-/// What a reduction leaves on this rank; undefined tensors at stage 0.
-struct ReducedShard {
-  at::Tensor gradients;  ///< [shard]: the `.grad` of the pieces are views of it
-  /// If another reduction follows and 2-byte gradients are added in float32: the sum [shard],
-  /// not yet rounded; `gradients` is filled later. Otherwise the same tensor as `gradients`.
-  at::Tensor sum;
-  /// If not null, `gradients` are filled by its reduce_rest().
-  GradientTransfer* rest = nullptr;
+  std::function<std::int64_t()> version = {};  ///< see FlatBuffer
 };
 
 /// Some parameters of one unit that are sharded and sent together. They are views of one flat
@@ -79,7 +49,8 @@ struct ReducedShard {
 ///     start_gather()   …  finish_gather()     the shards of all ranks become whole parameters
 ///     reshard()                               this rank's shard stays, the rest is freed
 ///     gradient_view(), collect()              while backward makes the gradients
-///     start_reduce()   …  finish_reduce()     the average of all ranks' gradients
+///     start_reduce()   …  finish_reduce()     the average of all ranks' gradients,
+///                         finish_rest()       if something had to follow
 ///     start_refresh()  …  finish_gather()     after the update: what other ranks have updated
 ///
 /// Each transfer has a start and a finish, so that the caller can compute in between. All ranks
@@ -123,10 +94,9 @@ class FlatParameters {
   /// Writes the first value of parameter `index` of the list into a tensor of its shape.
   using FirstValue = std::function<void(std::size_t index, at::Tensor out)>;
   /// Makes the parameters views of the buffer, with rank 0's values; for parameters without
-  /// storage, with those that `first_value` writes on rank 0. If there are groups of ranks that
-  /// hold copies, `replicas` connects the ranks with the same shard, and rank 0 is that of the
-  /// first group. Called by all ranks; blocks.
-  void initialize(const FirstValue& first_value, dist::Communicator* replicas = nullptr);
+  /// storage, with those that `first_value` writes on rank 0, which is that of the first group if
+  /// there are groups (Transfers::replicas). Called by all ranks; blocks.
+  void initialize(const FirstValue& first_value);
 
   /// Starts to gather the shards of all ranks. Does nothing if the parameters are whole or being
   /// gathered.
@@ -171,9 +141,13 @@ class FlatParameters {
   /// Starts to average the gradient buffer. A member without a gradient counts as zeros, because
   /// other ranks may have one. Do not touch the buffer until finish_reduce().
   void start_reduce();
-  /// Blocks until the averages are the `.grad` of the pieces; returns what they are views of. Does
-  /// nothing if no reduction is in flight.
-  ReducedShard finish_reduce();
+  /// Blocks until `.grad` of the pieces are where the averages go, and starts what must follow
+  /// (GradientTransfer::reduce_rest()). Does nothing if no reduction is in flight.
+  void finish_reduce();
+  /// Blocks until what finish_reduce() has started is done.
+  void finish_rest() { rest_.wait(); }
+  /// Whether the averages are there after finish_reduce().
+  bool averages_at_once() const { return !gradient_transfer_->has_rest(); }
   /// Waits for a reduction in flight, and drops all gradients.
   void drop_gradients();
 
@@ -189,20 +163,20 @@ class FlatParameters {
   }
   at::Tensor mine_of_full(std::size_t m) const;
   at::Tensor mine_of_shard(const at::Tensor& shard, std::size_t m) const;
-  std::int64_t reduced_shard_bytes() const;
-  bool rounds() const { return parameter_transfer_ && parameter_transfer_->rounds(); }
+  void make_transfers();
+  void start(ParameterTransfer& transfer);
+  std::unique_ptr<AllGather> all_gather() const;
+  bool rounds() const { return parameter_transfer_->rounds(); }
   bool uses_shard(std::size_t m) const;
   void keep_shard_only();
   void make_pieces();
   void show_own_members();
   void hide_own_members();
-  void gather_into_buffer();
   void note_writes(bool in_scope);
   void note_versions();
   void keep_shard_of_buffer();
   void zero_padding();
   at::Tensor gradient_shard_buffer();
-  at::Tensor sum_buffer() const;
   void drop_full_gradient();
 
   const nn::ParameterList& list_;
@@ -211,8 +185,8 @@ class FlatParameters {
   dist::Communicator* communicator_;
   memory::StoragePool* pool_;
   ShardLayout layout_;
-  std::unique_ptr<ParameterTransfer> parameter_transfer_;  // null: an all-gather
-  std::unique_ptr<GradientTransfer> gradient_transfer_;    // null: a reduce-scatter
+  std::unique_ptr<ParameterTransfer> parameter_transfer_;
+  std::unique_ptr<GradientTransfer> gradient_transfer_;
   bool trainable_;
   std::string read_too_early_;          // the error of a read while the parameters are sharded
   std::vector<ParameterShard> pieces_;  // by member
@@ -231,9 +205,9 @@ class FlatParameters {
   Gradients gradients_ = Gradients::kNone;
   at::Tensor full_gradient_;   // [N * shard]
   at::Tensor gradient_shard_;  // [shard]: where the average goes
-  at::Tensor sum_;             // [shard]: the same, or a sum in float32
   at::Tensor kept_shard_;      // kept for the next step
   dist::Work reducing_;
+  dist::Work rest_;
 };
 
 }  // namespace zero::train
