@@ -11,7 +11,7 @@
 #include <zero/base/fnv.hpp>
 #include <zero/base/kept_error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/optim/offload/offloaded.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/train/cost_sums.hpp>
 
 namespace zero {
@@ -20,17 +20,6 @@ namespace {
 
 // The first steps touch their memory for the first time; the least of each time counts.
 constexpr std::int64_t kTimedSteps = 3;
-
-// Optimizer states elsewhere, if the options say so.
-train::StrategyArguments with_offload(train::StrategyArguments arguments,
-                                      const OverlapOptions& options) {
-  if (options.offload == "none") return arguments;
-  arguments.optimizer = optim::with_offload(
-      std::move(arguments.optimizer), {.folder = options.offload == "host" ? "" : options.offload,
-                                       .tile_bytes = options.offload_tile_bytes,
-                                       .says_how = arguments.mesh.world().rank() == 0});
-  return arguments;
-}
 
 // Whether the tensor axis adds up gradients of this bucket after its reduction. They share a
 // version counter with all others of the bucket.
@@ -43,7 +32,7 @@ bool is_summed_later(const nn::ParameterList& list, const train::FlatParameters&
 
 Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
                  train::Transfers transfers)
-    : Strategy(with_offload(arguments, agreed(arguments, options))),
+    : Strategy(arguments),
       options_(options),
       transfers_(std::move(transfers)),
       shards_(transfers_.shards == nullptr ? communicator_ : *transfers_.shards),

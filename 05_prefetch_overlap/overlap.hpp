@@ -4,13 +4,12 @@
 #include <string>
 #include <vector>
 
-#include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/flat/flat_parameter_list.hpp>
-#include <zero/train/overlap_options.hpp>
 #include <zero/train/strategy.hpp>
 
 #include "lookahead.hpp"
+#include "overlap_options.hpp"
 #include "prefetch.hpp"
 #include "reduction_queue.hpp"
 
@@ -39,8 +38,7 @@ namespace zero {
 /// next forward() needs unshard() before it and reshard() after it.
 class Overlap : public train::Strategy {
  public:
-  /// Called by all ranks. Throws zero::Error on all of them for options out of range and for
-  /// options that differ between ranks.
+  /// `options`: in range, and the same on all ranks. Called by all ranks; blocks.
   /// `transfers`: how later chapters send. If it has groups, they are axes of `arguments.mesh`.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
           train::Transfers transfers = {});
@@ -72,14 +70,6 @@ class Overlap : public train::Strategy {
   /// Whether this rank knows the order of units, and how many passes ran in another order.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
-
-  /// Returns `options`, if they can be and are those of all ranks. Throws zero::Error on all ranks
-  /// otherwise.
-  template <typename Options>
-  static Options agreed(const train::StrategyArguments& arguments, const Options& options) {
-    dist::verify_same(arguments.mesh.data(), "the options of the mode", base::text_of(options));
-    return base::checked(options);
-  }
 
  protected:
   bool follows_units() const override {

@@ -223,34 +223,5 @@ TEST(Overlap, LeavesAModelFreeIfItsConstructorThrows) {
   });
 }
 
-TEST(Overlap, RefusesOptionsThatCannotBe) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    const auto refused = [&](const OverlapOptions& options) {
-      return testing::error_of([&] { OverlapRun<Toy>(communicator, options); });
-    };
-    EXPECT_THAT(refused({.stage = 4}), ::testing::HasSubstr("stage is 4; it must be 0, 1, 2 or 3"));
-    EXPECT_THAT(refused({.bucket_bytes = 0}), ::testing::HasSubstr("bucket_mib is 0.0"));
-    EXPECT_THAT(refused({.lookahead = -2}), ::testing::HasSubstr("lookahead is -2"));
-  });
-}
-
-TEST(Overlap, RefusesOptionsThatDifferBetweenRanks) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    const auto refused = [&](const std::function<void(OverlapOptions&)>& change) {
-      OverlapOptions options{.stage = 3};
-      if (communicator.rank() == 1) change(options);
-      testing::expect_error([&] { OverlapRun<Toy>(communicator, options); },
-                            {"the options of the mode"});
-    };
-    refused([](OverlapOptions& o) { o.stage = 2; });
-    refused([](OverlapOptions& o) { o.bucket_bytes = 1; });
-    refused([](OverlapOptions& o) { o.in_flight_bytes = 1; });
-    refused([](OverlapOptions& o) { o.lookahead = 7; });
-    refused([](OverlapOptions& o) { o.whole_below = 7; });
-    refused([](OverlapOptions& o) { o.ahead_bytes = 7; });
-    refused([](OverlapOptions& o) { o.defer_parameter_gather = true; });
-  });
-}
-
 }  // namespace
 }  // namespace zero

@@ -2,10 +2,6 @@
 
 namespace zero {
 
-void declare(base::Keys& keys, HierarchicalDdpOptions& options) {
-  keys.count_or("shard_size", "host", dist::Mesh::kRanksOfHost, options.shard_size, /*least=*/1);
-}
-
 void HierarchicalDdp::average(const at::Tensor& gradient) {
   mesh_.average(gradient, dist::Purpose::kGradient, average_.type);
 }

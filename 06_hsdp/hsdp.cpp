@@ -12,13 +12,6 @@ namespace zero {
 using dist::Purpose;
 using dist::Reduction;
 
-void declare(base::Keys& keys, HsdpOptions& options) {
-  declare(keys, options.overlap);
-  keys.count_or("shard_size", "host", dist::Mesh::kRanksOfHost, options.shard_size, /*least=*/1);
-  keys.require([&options] { return options.overlap.stage > 0; },
-               "stage is 0; with a shard_size something must be sharded: take 1, 2 or 3");
-}
-
 ReduceInGroups::ReduceInGroups(const dist::Mesh& groups, dist::ReduceType type,
                                const train::FlatBuffer& buffer)
     : group_(groups.along("shard")),
@@ -66,11 +59,10 @@ train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type)
 }
 
 std::unique_ptr<Overlap> make_hsdp(const train::StrategyArguments& arguments,
-                                   const HsdpOptions& options) {
-  const train::StrategyArguments in_groups =
-      arguments.with_shards(Overlap::agreed(arguments, options).shard_size);
-  return std::make_unique<Overlap>(in_groups, options.overlap,
-                                   hsdp_transfers(in_groups.mesh, arguments.reduce_type));
+                                   const OverlapOptions& options, std::int64_t shard_size) {
+  const train::StrategyArguments groups = arguments.with_shards(shard_size);
+  return std::make_unique<Overlap>(groups, options,
+                                   hsdp_transfers(groups.mesh, arguments.reduce_type));
 }
 
 }  // namespace zero

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <05_prefetch_overlap/overlap.hpp>
@@ -7,15 +8,6 @@
 #include <zero/train/flat/transfers.hpp>
 
 namespace zero {
-
-/// The options of chapter 05, and the key shard_size ("host" or a number of ranks).
-struct HsdpOptions {
-  OverlapOptions overlap = {};  ///< stage 1, 2 or 3
-  /// Number of ranks that share the model states: the ranks are cut into groups of this size, which
-  /// hold copies of each other. kRanksOfHost: by host.
-  std::int64_t shard_size = dist::Mesh::kRanksOfHost;
-};
-void declare(base::Keys& keys, HsdpOptions& options);
 
 /// The reduction of hybrid sharding (HSDP). The N ranks are cut into R groups of S, which hold
 /// copies of each other:
@@ -57,10 +49,10 @@ class ReduceInGroups final : public train::GradientTransfer {
 /// 2 (V/S) (R-1)/R.
 train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type);
 
-/// Chapter 05 with these transfers, at stage 1, 2 or 3. Called by all ranks; blocks. Throws
-/// zero::Error on all ranks if groups of that size do not fill the ranks, or if ranks differ in an
-/// option.
+/// Chapter 05 with these transfers, at stage 1, 2 or 3. `shard_size`: S, or
+/// dist::Mesh::kRanksOfHost; the same on all ranks. Called by all ranks; blocks. Throws zero::Error
+/// on all ranks if groups of that size do not fill the ranks.
 std::unique_ptr<Overlap> make_hsdp(const train::StrategyArguments& arguments,
-                                   const HsdpOptions& options);
+                                   const OverlapOptions& options, std::int64_t shard_size);
 
 }  // namespace zero

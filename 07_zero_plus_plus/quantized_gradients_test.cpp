@@ -250,8 +250,7 @@ std::int64_t peak_of_reductions(const Overlap& strategy, const Shape& shape) {
 TEST_P(QgzOnMesh, HasTheScratchOfTheFormula) {
   const Shape shape = GetParam();
   on_hosts(shape, [&](dist::Communicator& communicator) {
-    ZeroPlusPlusRun<> run(communicator,
-                          {.overlap = {.keep_buffers = false}, .quantize_gradients = true});
+    ZeroPlusPlusRun<> run(communicator, {.quantize_gradients = true}, {.keep_buffers = false});
     const std::int64_t of_groups = run.held(Category::kCommunication);  // their transports
     run.step(0);
     EXPECT_EQ(testing::text_of(testing::states_since(run.before)),
@@ -287,16 +286,15 @@ TEST(Qgz, GivesItsScratchBackToThePool) {
 // As after an error of the user's: gradients are dropped on their way, or the strategy goes.
 TEST(Qgz, GradientsCanBeDroppedWhileTheyTravel) {
   on_hosts({2, 2}, [](dist::Communicator& communicator) {
-    const ZeroPlusPlusOptions options{.overlap = {.keep_buffers = false},
-                                      .quantize_gradients = true};
-    ZeroPlusPlusRun<> run(communicator, options);
+    const ZeroPlusPlusOptions parts{.quantize_gradients = true};
+    ZeroPlusPlusRun<> run(communicator, parts, {.keep_buffers = false});
     const std::int64_t of_groups = run.held(Category::kCommunication);
     run.strategy.backward(run.strategy.forward(run.batch(5)));
     EXPECT_GT(run.held(Category::kCommunication), of_groups);
     run.strategy.zero_grad();
     EXPECT_EQ(run.held(Category::kCommunication), of_groups);
     run.step(0);
-    ZeroPlusPlusRun<> left(communicator, options);
+    ZeroPlusPlusRun<> left(communicator, parts, {.keep_buffers = false});
     left.strategy.backward(left.strategy.forward(left.batch(5)));
   });
 }

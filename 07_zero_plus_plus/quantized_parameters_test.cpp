@@ -31,7 +31,7 @@ std::int64_t packed_shards_of(const Overlap& strategy, bool with_root = true) {
 // Copies what it computes with: parameters of a unit after its forward and before its backward.
 struct Watched final : Overlap {
   Watched(const train::StrategyArguments& groups, const ZeroPlusPlusOptions& options)
-      : Overlap(groups, options.overlap, zero_plus_plus_transfers(groups.mesh, options)) {}
+      : Overlap(groups, {}, zero_plus_plus_transfers(groups.mesh, options)) {}
   void post_forward(std::size_t unit) override {
     copy(unit, in_forward);
     Overlap::post_forward(unit);
@@ -193,8 +193,8 @@ TEST_P(QwzOnMesh, HoldsASecondaryShardOfPackedBytes) {
 TEST_P(QwzOnMesh, HasThePackedBytesOfOneUnitBesideIt) {
   const Shape shape = GetParam();
   on_hosts(shape, [&](dist::Communicator& communicator) {
-    ZeroPlusPlusRun<> run(communicator, {.overlap = {.lookahead = 0, .keep_buffers = false},
-                                         .quantize_parameters = true});
+    ZeroPlusPlusRun<> run(communicator, {.quantize_parameters = true},
+                          {.lookahead = 0, .keep_buffers = false});
     run.step(0);
     memory::reset_peaks();
     const std::int64_t rest = run.held(Category::kParameters);

@@ -123,8 +123,7 @@ TEST_P(HpzOnMesh, GathersNewWeightsFromAllRanksOnce) {
 TEST_P(HpzOnMesh, HoldsTheUnitsAheadAndNoMore) {
   on_hosts(GetParam(), [&](dist::Communicator& communicator) {
     for (const std::int64_t lookahead : {0, 1, 2}) {
-      ZeroPlusPlusRun<> run(communicator,
-                            {.overlap = {.lookahead = lookahead}, .secondary_shards = true});
+      ZeroPlusPlusRun<> run(communicator, {.secondary_shards = true}, {.lookahead = lookahead});
       run.step(0);
       memory::reset_peaks();
       const std::int64_t rest = run.held(Category::kParameters);
@@ -154,47 +153,6 @@ TEST(Hpz, OneGroupIsChapter05) {
   });
 }
 
-TEST(Hpz, RefusesOptionsThatDifferBetweenRanks) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    const auto refused = [&](const std::function<void(ZeroPlusPlusOptions&)>& change) {
-      ZeroPlusPlusOptions options{.secondary_shards = true};
-      if (communicator.rank() == 1) change(options);
-      testing::expect_error([&] { ZeroPlusPlusRun<>(communicator, options); },
-                            {"the options of the mode"});
-    };
-    refused([](ZeroPlusPlusOptions& o) { o.secondary_shards = !(o.quantize_parameters = true); });
-    refused([](ZeroPlusPlusOptions& o) { o.quantize_parameters = true; });
-    refused([](ZeroPlusPlusOptions& o) { o.quantize_gradients = true; });
-    refused([](ZeroPlusPlusOptions& o) { o.quantization_block = 2; });
-    refused([](ZeroPlusPlusOptions& o) { o.gradient_bits = 8; });
-    refused([](ZeroPlusPlusOptions& o) { o.gradient_block = 2; });
-    refused([](ZeroPlusPlusOptions& o) { o.overlap.lookahead = 7; });
-  });
-}
-
-TEST(Hpz, RefusesSizesThatDoNotFitOnAllRanks) {
-  on_ranks(4, [](dist::Communicator& communicator) {
-    const auto refused = [&](const ZeroPlusPlusOptions& options) {
-      return testing::error_of([&] { ZeroPlusPlusRun<>(communicator, options); });
-    };
-    EXPECT_THAT(refused({.group_size = 3, .secondary_shards = true}),
-                HasSubstr("4 is not a multiple of 3"));
-    EXPECT_THAT(refused({.group_size = 8, .secondary_shards = true}),
-                HasSubstr("must be from 1 to 4"));
-    EXPECT_THAT(refused({.group_size = communicator.rank() == 0 ? 2 : 4, .secondary_shards = true}),
-                HasSubstr("ranks disagree about the options of the mode"));
-    EXPECT_THAT(refused({.group_size = 0, .secondary_shards = true}),
-                HasSubstr("group_size is 0; it must be \"host\" or a whole number from 1"));
-    EXPECT_THAT(refused({.overlap = {.stage = 2}, .secondary_shards = true}),
-                HasSubstr("need stage 3"));
-    EXPECT_THAT(refused({.group_size = 2}), HasSubstr("no part of ZeRO++ is chosen"));
-    // The ranks still understand each other.
-    ZeroPlusPlusRun<> run(communicator, {.group_size = 2, .secondary_shards = true});
-    run.step(0);
-  });
-}
-
-// Not gathered, not sent. Of the others, only the first gather comes from all ranks.
 TEST(Hpz, SendsNothingOfAUnitThatIsNotUsed) {
   on_hosts({2, 2}, [](dist::Communicator& communicator) {
     const dist::Mesh mesh = dist::Mesh(communicator).with_shards(2);

@@ -9,10 +9,8 @@
 
 namespace zero {
 
-/// Those of chapter 05, and keys of the fields' names. At least one of the three parts must be
-/// true.
+/// At least one of the three parts must be true.
 struct ZeroPlusPlusOptions {
-  OverlapOptions overlap = {};  ///< stage 3: all ranks share the model states
   /// Number of ranks in a group. Links inside a group are taken to be fast, those between groups
   /// slow. kRanksOfHost: by host.
   std::int64_t group_size = dist::Mesh::kRanksOfHost;
@@ -31,7 +29,6 @@ struct ZeroPlusPlusOptions {
   /// small beside the largest of a block to 0, in each step.
   std::int64_t gradient_block = 256;
 };
-void declare(base::Keys& keys, ZeroPlusPlusOptions& options);
 
 /// What the options of ZeRO++ put in place of the collectives of stage 3. `groups`: axes "replica"
 /// and "shard"; it must outlive the transfers.
@@ -61,10 +58,11 @@ train::Transfers zero_plus_plus_transfers(const dist::Mesh& groups,
 /// With V bytes of parameters in float32, hpZ holds V/S more than engine3, or with qwZ V/(4 S) and
 /// scales. costs() has every byte.
 ///
-/// As in engine3 all ranks, of all groups, must run the same units in the same order. Called by all
-/// ranks; blocks. Throws zero::Error on all ranks if groups of that size do not fill the ranks, or
-/// if ranks differ in an option.
+/// As in engine3 all ranks, of all groups, must run the same units in the same order. `options`: at
+/// stage 3, and as `parts` the same on all ranks. Called by all ranks; blocks. Throws zero::Error
+/// on all ranks if groups of that size do not fill the ranks.
 std::unique_ptr<Overlap> make_zero_plus_plus(const train::StrategyArguments& arguments,
-                                             const ZeroPlusPlusOptions& options);
+                                             const OverlapOptions& options,
+                                             const ZeroPlusPlusOptions& parts);
 
 }  // namespace zero

@@ -3,15 +3,13 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 # The targets have the same names in this build and in the package: zero::train, zero::03_zero3, …, and
-# zero::engine, which brings all chapters. Headers keep their paths: both roots of the repository, common/
-# and its top, become <prefix>/include/zero.
+# zero::engine, which brings the chapters that it is made of. Headers keep their paths: the roots common/, engine/
+# and the top of the repository become <prefix>/include/zero.
 get_property(_libraries GLOBAL PROPERTY ZERO_LIBRARIES)
 get_property(_chapters GLOBAL PROPERTY ZERO_CHAPTER_LIBRARIES)
-get_property(_modes GLOBAL PROPERTY ZERO_CHAPTERS)
-list(TRANSFORM _modes APPEND "_modes")
 set(_installed "")
 set(_include "${CMAKE_INSTALL_INCLUDEDIR}/zero")
-foreach(_name IN LISTS _libraries _chapters _modes ITEMS all_chapters)
+foreach(_name IN LISTS _libraries _chapters)
   list(APPEND _installed zero_${_name})
   set_target_properties(zero_${_name} PROPERTIES EXPORT_NAME ${_name})
   add_library(zero::${_name} ALIAS zero_${_name})
@@ -31,7 +29,7 @@ if(TARGET zero_cuda)
   install(TARGETS zero_cuda EXPORT zeroCudaTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(EXPORT zeroCudaTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 endif()
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/zero" DESTINATION "${_include}"
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/zero" "${PROJECT_SOURCE_DIR}/engine/zero" DESTINATION "${_include}"
   FILES_MATCHING PATTERN "*.hpp" PATTERN "*_bench.hpp" EXCLUDE)
 install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/zeroConfig.cmake.in"

@@ -125,7 +125,7 @@ endfunction()
 function(zero_add_chapters target function)
   set(chapters ${ARGN})
   list(REMOVE_DUPLICATES chapters)
-  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/engine/modes/all_chapters.cpp")
+  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tools/ladder/modes/all_chapters.cpp")
   list(TRANSFORM chapters REPLACE "(.+)" "zero_\\1_modes" OUTPUT_VARIABLE libraries)
   target_link_libraries(${target} PUBLIC ${libraries})
   list(TRANSFORM chapters REPLACE "^[0-9]+_(.+)" "ZERO_CHAPTER(\\1)")
@@ -135,7 +135,7 @@ endfunction()
 
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
 # the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>, if there are any;
-# engine/modes/<NN_name>.cpp, which has the names of its modes, the library zero_<NN_name>_modes;
+# tools/ladder/modes/<NN_name>.cpp, which has the names of its modes, the library zero_<NN_name>_modes;
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/register_chapter.cpp
 # with the library zero_chapter_bench the program <name>_bench; minimal.cpp, if there is one, the program
 # <NN_name>_minimal, which links little, so that it is built soon after a fresh clone, and autograd.cpp
@@ -170,8 +170,8 @@ function(zero_add_chapter chapter)
 
   set(programs "")
   if(ARG_MODE)
-    add_library(zero_${chapter}_modes STATIC "${PROJECT_SOURCE_DIR}/engine/modes/${chapter}.cpp")
-    zero_configure_target(zero_${chapter}_modes ${library})
+    add_library(zero_${chapter}_modes STATIC "${PROJECT_SOURCE_DIR}/tools/ladder/modes/${chapter}.cpp")
+    zero_configure_target(zero_${chapter}_modes zero_registry ${library})
     set(programs ${chapter})
     zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step zero_${chapter}_modes)
     target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}

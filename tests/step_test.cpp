@@ -11,10 +11,10 @@
 
 #include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tools/ladder/registry.hpp>
 #include <tools/step/demo.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero::testing {
 namespace {
@@ -32,7 +32,7 @@ ProcessResult step(const std::string& arguments, std::int64_t narrated_width = 2
   argv.push_back(nullptr);
   ::testing::internal::CaptureStdout();
   const int code = step::run_demo(static_cast<int>(list.size()), argv.data(), "ddp",
-                                  &train::register_all_chapters, narrated_width);
+                                  &tools::register_all_chapters, narrated_width);
   std::fflush(stdout);
   return {code, ::testing::internal::GetCapturedStdout()};
 }

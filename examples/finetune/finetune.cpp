@@ -9,7 +9,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>
 #include <zero/nn/defer.hpp>
@@ -66,8 +66,7 @@ void train(const std::string& from, const std::string& to, const std::string& te
     std::cout << values->describe() << std::endl;
   }
   zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
-                      {.overlap = {.stage = 3}, .clip_norm = 1}, zero::nn::default_units(),
-                      values.get());
+                      {.stage = 3, .clip_norm = 1}, zero::nn::default_units(), values.get());
   for (int step = 1; step <= steps; ++step) {
     const at::Tensor batch = pieces(text, rank, step);
     const at::Tensor loss = engine.forward([&] {

@@ -4,7 +4,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/optim/adamw.hpp>
@@ -50,7 +50,7 @@ void train(zero::dist::Communicator& communicator, const std::string& folder, in
   const auto net = nn::defer([] { return std::make_shared<Net>(); });
   nn::SeededValues first_values(/*seed=*/42);
   zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
-                      {.overlap = {.stage = 3}, .clip_norm = 1.0}, &first_values);
+                      {.stage = 3, .clip_norm = 1.0}, &first_values);
   engine.load(folder);  // does nothing if there is no checkpoint yet
   while (engine.steps() < steps) {
     const at::Tensor loss = engine.forward(batch_of(communicator.rank(), engine.steps()));

@@ -8,7 +8,7 @@
 
 #ifndef ALONE
 #include <zero/distributed/launch.hpp>     // zero
-#include <zero/engine/engine.hpp>          // zero
+#include <zero/engine.hpp>                 // zero
 #include <zero/optim/torch_optimizer.hpp>  // zero
 #endif
 
@@ -77,7 +77,7 @@ void train(const std::string& text, int steps, zero::dist::Communicator& communi
 #else
   zero::Engine engine(                                                                       // zero
       net, communicator, [&](const auto& p) { return zero::optim::wrap(optimizer_of(p)); },  // zero
-      {.overlap = {.stage = 3}});                                                            // zero
+      {.stage = 3});                                                                         // zero
 #endif
   for (int step = 1; step <= steps; ++step) {
     const at::Tensor batch = pieces(text, rank, step);

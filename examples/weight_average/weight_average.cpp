@@ -8,7 +8,7 @@
 #include <string>
 
 #include <zero/distributed/launch.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace {
@@ -55,8 +55,8 @@ void train(int steps) {
 void train(int steps, zero::dist::Communicator& communicator) {
   const auto optimizer = [](const auto& p) { return zero::optim::wrap(optimizer_of(p)); };
   torch::nn::Sequential net = made(), average = made();
-  zero::Engine engine(*net, communicator, optimizer, {.overlap = {.stage = 3}});
-  zero::Engine averages(*average, communicator, optimizer, {.overlap = {.stage = 3}});
+  zero::Engine engine(*net, communicator, optimizer, {.stage = 3});
+  zero::Engine averages(*average, communicator, optimizer, {.stage = 3});
   for (int step = 1; step <= steps; ++step) {
     const int rank = communicator.rank();
     const at::Tensor loss = engine.forward([&] { return loss_of(net, rank, step); });

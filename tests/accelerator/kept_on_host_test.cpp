@@ -16,7 +16,7 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tools/plan/offload.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 
 #include "llama_on.hpp"
 
@@ -93,8 +93,8 @@ TEST_P(CheckpointsOnHost, OfAPlainModuleHaveTheBitsOfThoseOnTheDevice) {
       SCOPED_TRACE(stage);
       const auto trained = [&](bool on_host) {
         const auto chain = seeded_chain(4, on_host);
-        Engine engine(*chain, communicator, optim::adamw({.learning_rate = 0.01}),
-                      {.overlap = {.stage = stage}}, nn::default_units(/*bytes=*/1));
+        Engine engine(*chain, communicator, optim::adamw({.learning_rate = 0.01}), {.stage = stage},
+                      nn::default_units(/*bytes=*/1));
         for (int step = 0; step < 3; ++step) {
           const at::Tensor x = rows(100 * step + communicator.rank());
           engine.backward(engine.forward([&] { return chain->forward(x).square().mean(); }));

@@ -14,7 +14,7 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_state.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/offload/offloaded.hpp>
@@ -34,11 +34,11 @@ optim::OptimizerFactory adamw_of(at::ScalarType dtype) {
 }
 
 EngineConfig config_of(int stage, const std::string& offload) {
-  return {.overlap = {.stage = stage,
-                      .bucket_bytes = 8000,
-                      .in_flight_bytes = 1,  // each is waited for when the next one begins
-                      .offload = offload,
-                      .offload_tile_bytes = kTile},
+  return {.stage = stage,
+          .bucket_bytes = 8000,
+          .in_flight_bytes = 1,  // each is waited for when the next one begins
+          .offload = offload,
+          .offload_tile_bytes = kTile,
           .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip};
 }
 
@@ -224,7 +224,7 @@ TEST_P(EmulatedOffload, MovesEachGradientAndEachParameterOnce) {
       EngineConfig config = config_of(stage, "host");
       config.clip_norm = 0.05;
       OffloadRun run(communicator, kDevice, config, dtype);
-      config.overlap.offload = folder.path().string();
+      config.offload = folder.path().string();
       OffloadRun on_disk(communicator, kDevice, config, dtype);
       OffloadRun on_disk_of_cpu(communicator, at::kCPU, config, dtype);
       const std::int64_t once = run.updated_bytes();
@@ -326,8 +326,8 @@ TEST(EmulatedOffloadGroups, HaveTheBitsOfStatesOnTheDevice) {
           R"({"quantize_gradients": true, "group_size": 2})"}) {
       SCOPED_TRACE(more);
       const auto trained = [&](at::Device device, const std::string& where) {
-        EngineConfig config = config_of(3, where);
-        config.more = more;
+        EngineConfig config = engine_config(more);
+        config.offload = config_of(3, where).offload;
         config.clip_norm = 0.05;
         OffloadRun run(communicator, device, config, at::kBFloat16);
         run.steps(0, 3);

@@ -10,14 +10,14 @@
 
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/parity.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 
 namespace zero::testing {
 namespace {
 
 std::vector<std::string> every_mode() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
   return registry.modes();
 }
 
@@ -62,8 +62,8 @@ std::vector<at::Tensor> trained_plain_module(dist::Communicator& communicator, i
                             torch::nn::LayerNorm(torch::nn::LayerNormOptions({13})),
                             torch::nn::Linear(13, 11), torch::nn::Linear(11, 3));
   net->to(device);
-  Engine engine(*net, communicator, optim::adamw({.learning_rate = 0.01}),
-                {.overlap = {.stage = stage}}, nn::default_units(/*bytes=*/1));
+  Engine engine(*net, communicator, optim::adamw({.learning_rate = 0.01}), {.stage = stage},
+                nn::default_units(/*bytes=*/1));
   for (int step = 0; step < 3; ++step) {
     at::manual_seed(static_cast<std::uint64_t>(100 * step + communicator.rank()));
     const at::Tensor x = at::randn({4, 5}).to(device), y = at::randn({4, 3}).to(device);

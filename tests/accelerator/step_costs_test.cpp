@@ -16,7 +16,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -128,8 +128,7 @@ TEST_P(StepCosts, AreOneHostWaitFewExchangesAndFewLaunchesMoreThanThePlainModule
       const bool offloads = stage == kOffloads;
       const std::string name = offloads ? "engine3, host" : fmt::format("engine{}", stage);
       const EngineConfig engine{
-          .overlap = {.stage = offloads ? 3 : stage, .offload = offloads ? "host" : "none"},
-          .clip_norm = 0.1};
+          .stage = offloads ? 3 : stage, .offload = offloads ? "host" : "none", .clip_norm = 0.1};
       std::size_t units = 0;
       StepCost cost = of_engine(communicator, config, engine, units);
       table += row(name, cost);
@@ -156,7 +155,7 @@ TEST_P(StepCosts, AreOneHostWaitWithMasterWeightsAndALossScale) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
       for (const int stage : {0, 1, 2, 3}) {
         SCOPED_TRACE(fmt::format("{}, stage {}", c10::toString(dtype), stage));
-        EngineConfig engine{.overlap = {.stage = stage}, .clip_norm = 0.1};
+        EngineConfig engine{.stage = stage, .clip_norm = 0.1};
         if (dtype == at::kHalf) engine.loss_scale = {.initial = 1024};
         std::size_t units = 0;
         const StepCost cost = of_engine(communicator, llama_to_split(dtype), engine, units);
@@ -171,8 +170,8 @@ TEST_P(StepCosts, AreOneHostWaitWithMasterWeightsAndALossScale) {
 // Also where gradients are quantized piece by piece, and in the trainer.
 TEST_P(StepCosts, AreOneHostWaitAndTwoExchangesInEveryMode) {
   emulated::on_emulated_ranks({.world_size = GetParam()}, [](dist::Communicator& communicator) {
-    train::Registry registry;
-    train::register_all_chapters(registry);
+    tools::Registry registry;
+    tools::register_all_chapters(registry);
     std::vector<std::string> modes = registry.modes();
     for (int stage = 0; stage < 4; ++stage) {
       modes.push_back(fmt::format("engine{}:offload=host", stage));

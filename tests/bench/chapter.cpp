@@ -10,17 +10,17 @@
 #include <tools/ladder/data/dataset.hpp>
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/data/text.hpp>
+#include <tools/ladder/registry.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/loop/trainer.hpp>
-#include <zero/train/registry.hpp>
 
 #include "bench.hpp"
 
 namespace zero {
-void register_chapter(train::Registry& registry);
+void register_chapter(tools::Registry& registry);
 }
 
 namespace zero::bench {
@@ -46,7 +46,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
   if (settings.layers > 0) config.layers = settings.layers;
   const auto model = testing::make_deferred<nn::Llama>(config);
   nn::SeededValues values(/*seed=*/1);
-  train::Registry registry;
+  tools::Registry registry;
   register_chapter(registry);
   const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
   train::Trainer trainer(*strategy);
@@ -154,7 +154,7 @@ int run_chapter(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(2, 10000));
   return run(argc, argv, options, [&] {
-    train::Registry registry;
+    tools::Registry registry;
     register_chapter(registry);
     for (const std::string& mode : registry.modes()) {
       add(fmt::format("{}/{}/ranks:{}", mode, settings.model, settings.world_size),

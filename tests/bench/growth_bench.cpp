@@ -12,7 +12,7 @@
 #include <tools/plan/planner.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
@@ -68,7 +68,7 @@ Json train(const dist::Mesh& mesh, std::int64_t units, std::int64_t width, int s
                       .outputs = 1});
   });
   Zeros zeros;
-  Engine engine(*model, mesh, optim::adamw(), {.overlap = {.stage = 3}}, &zeros);
+  Engine engine(*model, mesh, optim::adamw(), {.stage = 3}, &zeros);
   Json figures = {{"start_up_s", since(started)}};
   std::vector<double> seconds, used;
   dist::Traffic before;

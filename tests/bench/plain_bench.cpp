@@ -13,7 +13,7 @@
 #include <chrono>
 
 #include <zero/base/error.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -120,7 +120,7 @@ Json train_both(dist::Communicator& communicator, const Settings& settings) {
   PlainGpt plain(settings);
   at::manual_seed(1);
   UnitGpt units(settings);
-  const EngineConfig config{.overlap = {.stage = settings.stage}};
+  const EngineConfig config{.stage = settings.stage};
   Engine watched(plain, communicator, optim::adamw(), config, nn::units_if([](auto&, auto& module) {
                    return dynamic_cast<const Block*>(&module) != nullptr;
                  }));

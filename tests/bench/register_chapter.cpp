@@ -3,13 +3,13 @@
 
 namespace zero {
 
-namespace train {
+namespace tools {
 class Registry;
 }
 
-void ZERO_REGISTER_CHAPTER(train::Registry& registry);
-void register_chapter(train::Registry& registry);
+void ZERO_REGISTER_CHAPTER(tools::Registry& registry);
+void register_chapter(tools::Registry& registry);
 
-void register_chapter(train::Registry& registry) { ZERO_REGISTER_CHAPTER(registry); }
+void register_chapter(tools::Registry& registry) { ZERO_REGISTER_CHAPTER(registry); }
 
 }  // namespace zero

@@ -88,7 +88,7 @@ TEST_P(EndOfAProgram, WithASaveBehindIsALineAndAnExitCode) {
   const TestFolder folder;
   const auto exits = ranks_ended({.world_size = ranks}, [&](dist::Communicator& communicator) {
     if (writing) hold_writers();
-    auto run = std::make_unique<EngineRun>(communicator, EngineConfig{.overlap = {.stage = ranks}});
+    auto run = std::make_unique<EngineRun>(communicator, EngineConfig{.stage = ranks});
     run->step(0);
     run->engine.save(folder / "run", {.behind = true});
     const std::string file =
@@ -154,7 +154,7 @@ TEST(EndOfAProgramThatSaves, InADestructorOfAStaticObjectIsACheckpoint) {
 TEST(EndOfOneRank, WithAnExceptionIsALineOnAll) {
   const TestFolder folder;
   const auto exits = ranks_ended({.world_size = 3}, [&](dist::Communicator& communicator) {
-    EngineRun run(communicator, {.overlap = {.stage = 3}});
+    EngineRun run(communicator, {.stage = 3});
     run.step(0);
     run.engine.save(folder / "run", {.behind = true});
     if (communicator.rank() == 1) throw Error("the program's own");

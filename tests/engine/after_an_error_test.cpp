@@ -42,7 +42,7 @@ TEST_P(AfterAnError, InBackwardOnlyGiveUpStepIsTaken) {
     for (const std::size_t index : {0U, 3U}) {  // the last and the first of backward
       for (const int good_ones : {0, 1, 2}) {   // micro-batches before it
         SCOPED_TRACE(fmt::format("parameter {}, micro-batch {}", index, good_ones));
-        const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 3};
+        const EngineConfig config{.stage = stage, .accumulation_steps = 3};
         EngineRun run(communicator, config), undisturbed(communicator, config);
         run.steps(0, 3);
         run.steps(10, 10 + good_ones);
@@ -73,7 +73,7 @@ TEST_P(AfterAnError, AModelWhoseEngineIsGoneSaysSo) {
       SCOPED_TRACE(end);
       const Toy toy = Toy::alone();
       auto engine = std::make_unique<Engine>(*toy.model, communicator, optim::adamw(),
-                                             EngineConfig{.overlap = {.stage = stage}});
+                                             EngineConfig{.stage = stage});
       const auto loss = [&] { return engine->forward(toy.batch(communicator.rank(), 0)); };
       if (end == "exception") {
         const at::Tensor value = loss();
@@ -108,7 +108,7 @@ TEST_P(AfterAnError, InBackwardRanksReduceWhatOneOfThemHasBegun) {
   on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
     for (const bool destroys : {false, true}) {
       SCOPED_TRACE(destroys);
-      const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = 1}};
+      const EngineConfig config{.stage = stage, .bucket_bytes = 1};
       EngineRun undisturbed(communicator, config);
       undisturbed.steps(0, 3);
       std::optional<EngineRun> run;
@@ -157,7 +157,7 @@ TEST_P(AfterAnErrorOfOneRank, TheOthersHearOfItInTheSameStep) {
   for (const auto& [bucket, index] : {Place{1, 0}, Place{1 << 20, 3}}) {
     for (const int stage : {0, 2, 3}) {
       SCOPED_TRACE(fmt::format("bucket {}, stage {}, parameter {}", bucket, stage, index));
-      const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = bucket}};
+      const EngineConfig config{.stage = stage, .bucket_bytes = bucket};
       // Where ranks tell each other next.
       const std::string call = stage == 0 ? "Engine::backward" : "Engine::step";
       expect_errors(ends_after_one_threw(GetParam(), config, index, /*makes_another=*/true),

@@ -88,7 +88,7 @@ TEST(OnATensorAxis, MetricsAreThoseOfTheTrainer) {
 struct StageEngine {
   StageEngine(const ThreeAxes& axes, int stage_of_zero)
       : stage(pipeline_config(shape), axes.pipeline->rank(), axes.pipeline->size()),
-        engine(stage, axes.mesh, optim::adamw(), {.overlap = {.stage = stage_of_zero}}, &values),
+        engine(stage, axes.mesh, optim::adamw(), {.stage = stage_of_zero}, &values),
         rank(axes.data->rank()) {}
   at::Tensor forward(int number) {
     const data::Batch batch = pipeline_batch(shape, rank, number, 0);

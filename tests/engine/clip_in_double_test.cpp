@@ -6,7 +6,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
 
@@ -71,7 +71,7 @@ TEST_P(ClippingInDouble, IsThatOfThePlainModule) {
                                    {at::kFloat, at::kDouble}}) {
       TwoTypes net(one, two);
       Engine engine(net, communicator, optim::sgd({.learning_rate = 0.5}),
-                    {.overlap = {.stage = stage}, .clip_norm = kClipNorm});
+                    {.stage = stage, .clip_norm = kClipNorm});
       for (int s = 0; s < 3; ++s) {
         engine.backward(engine.forward(TwoTypes::batch(communicator.rank(), s)));
         EXPECT_TRUE(engine.step());

@@ -27,7 +27,7 @@ TEST(Engine, UpdatesAfterTheLastMicroBatchAndClipsAtAllStagesAlike) {
       for (const int stage : {0, 1, 2, 3}) {
         SCOPED_TRACE(fmt::format("{} at stage {}", model, stage));
         PlainRun run(communicator, model,
-                     {.overlap = {.stage = stage}, .accumulation_steps = 3, .clip_norm = 0.1});
+                     {.stage = stage, .accumulation_steps = 3, .clip_norm = 0.1});
         for (int s = 0; s < 6; ++s) EXPECT_EQ(run.step(s), s % 3 == 2);
         EXPECT_EQ(run.engine.steps(), 2);
         EXPECT_GT(run.engine.gradient_norm(), 0.1F);
@@ -63,7 +63,7 @@ TEST(Engine, LoadGivesUpTheStepThatHasBegun) {
   const TestFolder folder;
   on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
     for (const char* model : {"gpt2", "gpt2_of_units"}) {
-      const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+      const EngineConfig config{.stage = stage, .accumulation_steps = 2};
       PlainRun run(communicator, model, config), undisturbed(communicator, model, config);
       for (const int s : {0, 1}) run.step(s);
       run.engine.save(folder.path());
@@ -80,7 +80,7 @@ TEST(Engine, LoadGivesUpTheStepThatHasBegun) {
 TEST(Engine, LoadsOnAllRanksOrOnNone) {
   const TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {
-    EngineRun run(communicator, {.overlap = {.stage = 2}});
+    EngineRun run(communicator, {.stage = 2});
     run.step(0);
     run.engine.save(folder / "run");
     expect_error([&] { run.engine.load(folder / (run.rank == 0 ? "run" : "nothing")); },
@@ -114,7 +114,7 @@ TEST(Engine, ReducesEachMicroBatchIfItIsToldTo) {
       run.steps(1, 6);
       return held;
     };
-    EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 3};
+    EngineConfig config{.stage = stage, .accumulation_steps = 3};
     EngineRun once(communicator, config);
     config.reduce_each_micro_batch = true;
     EngineRun each(communicator, config);
@@ -146,7 +146,7 @@ TEST(Engine, ReducesEachMicroBatchIfItIsToldTo) {
 TEST(Engine, SavesNoWeightsThatAreNotFinite) {
   const TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {
-    const EngineConfig config{.overlap = {.stage = 3}};
+    const EngineConfig config{.stage = 3};
     EngineRun run(communicator, config);
     run.step(0);
     run.engine.save(folder.path());
@@ -182,7 +182,7 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
     ASSERT_LT(skipped, kSteps - 1);
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
-      const EngineConfig config{.overlap = {.stage = stage}, .loss_scale = scale};
+      const EngineConfig config{.stage = stage, .loss_scale = scale};
       EngineRun begins(communicator, config, optimizer, at::kHalf);
       EngineRun ends(communicator, config, optimizer, at::kHalf);
       begins.steps(0, kSteps / 2);
@@ -219,7 +219,7 @@ TEST(Engine, SaysOnceThatManyMicroBatchesAreAddedUpInBfloat16) {
 TEST(Engine, NamesTheStepInWhichARankWasLost) {
   const auto exits = ranks_ended(
       {.world_size = 3, .timeout = std::chrono::seconds(2)}, [](dist::Communicator& communicator) {
-        EngineRun run(communicator, {.overlap = {.stage = 2}});
+        EngineRun run(communicator, {.stage = 2});
         run.engine.strategy().passes().observe_gradients([&](std::size_t, const at::Tensor&) {
           if (run.engine.steps() == 1 && run.rank == 1) ::raise(SIGKILL);
         });

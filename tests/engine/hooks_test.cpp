@@ -26,7 +26,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/layers.hpp>
@@ -143,8 +143,7 @@ std::vector<at::Tensor> engine_weights(Net& net, dist::Communicator& communicato
   const std::vector<at::Tensor> parameters = parameters_of(net);
   play(program.script, parameters, -1);
   Engine engine(net, communicator, kHookedOptimizer,
-                {.overlap = {.stage = stage}, .accumulation_steps = program.micro_batches},
-                &values);
+                {.stage = stage, .accumulation_steps = program.micro_batches}, &values);
   for (int step = 0; step < kSteps; ++step) {
     play(program.script, parameters, step);
     for (int m = 0; m < program.micro_batches; ++m) {
@@ -272,7 +271,7 @@ struct TiedRun {
   TiedRun(dist::Communicator& communicator, int stage)
       : rank(communicator.rank()),
         net(make_deferred<TiedNet>()),
-        engine(*net, communicator, kHookedOptimizer, {.overlap = {.stage = stage}}, &values) {}
+        engine(*net, communicator, kHookedOptimizer, {.stage = stage}, &values) {}
   void backward(int number) { engine.backward(engine.forward(net->batch(rank, number))); }
   void step(int number) {
     backward(number);
@@ -525,10 +524,10 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
       }
       return whole_weights(engine->strategy());
     };
-    for (const EngineConfig& config : std::vector<EngineConfig>{
-             {}, {.overlap = {.lookahead = 0}}, {.more = R"({"shard_size": 1})"}}) {
+    for (const EngineConfig& config :
+         std::vector<EngineConfig>{{}, {.lookahead = 0}, {.shard_size = 1}}) {
       for (const bool is_plain : {false, true}) {
-        SCOPED_TRACE(fmt::format("{}, plain: {}", mode_options(config), is_plain));
+        SCOPED_TRACE(fmt::format("{}, plain: {}", base::text_of(config), is_plain));
         EXPECT_TRUE(
             same_bits(weights_of(config, is_plain, true), weights_of(config, is_plain, false)));
       }

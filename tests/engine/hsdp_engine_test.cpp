@@ -2,26 +2,21 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <nlohmann/json.hpp>
-
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/engine/engine_config.hpp>
-#include <zero/train/registry.hpp>
+#include <tools/ladder/registry.hpp>
+#include <zero/engine_config.hpp>
 
 namespace zero::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-// `shard_size`: a number, or "host".
-EngineConfig with_groups(int stage, const nlohmann::json& shard_size) {
-  return {.overlap = {.stage = stage},
-          .more = nlohmann::json{{"shard_size", shard_size}}.dump(),
-          .clip_norm = 0.5};
+EngineConfig with_groups(int stage, std::int64_t shard_size) {
+  return {.stage = stage, .shard_size = shard_size, .clip_norm = 0.5};
 }
 
 TEST(EngineInGroups, TrainsAlikeAtAllStagesAndAsWithoutGroupsIfThereIsOne) {
@@ -34,9 +29,9 @@ TEST(EngineInGroups, TrainsAlikeAtAllStagesAndAsWithoutGroupsIfThereIsOne) {
     const auto in_pairs = trained(with_groups(1, 2));
     EXPECT_TRUE(same_bits(trained(with_groups(2, 2)), in_pairs));
     EXPECT_TRUE(same_bits(trained(with_groups(3, 2)), in_pairs));
-    const auto alone = trained({.overlap = {.stage = 3}, .clip_norm = 0.5});
+    const auto alone = trained({.stage = 3, .clip_norm = 0.5});
     EXPECT_TRUE(same_bits(trained(with_groups(3, 4)), alone));
-    EXPECT_TRUE(same_bits(trained(with_groups(3, "host")), alone));
+    EXPECT_TRUE(same_bits(trained(with_groups(3, dist::Mesh::kRanksOfHost)), alone));
   });
 }
 
@@ -48,7 +43,7 @@ TEST(EngineInGroups, ResumesOnAnotherMesh) {
     first.engine.save(folder.path());
     const auto saved = first.weights();
     for (const EngineConfig& config :
-         {with_groups(2, 4), with_groups(1, 1), EngineConfig{.overlap = {.stage = 3}}}) {
+         {with_groups(2, 4), with_groups(1, 1), EngineConfig{.stage = 3}}) {
       EngineRun second(communicator, config);
       second.steps(7, 8);  // what was there before must go
       EXPECT_TRUE(second.engine.load(folder.path()));
@@ -67,28 +62,29 @@ TEST(EngineInGroups, RefusesSizesThatDoNotFit) {
 }
 
 TEST(EngineInGroups, ReadsItsSize) {
-  EXPECT_EQ(engine_config(R"({"shard_size": 4})").more, R"({"shard_size":4})");
+  EXPECT_EQ(engine_config(R"({"shard_size": 4})").shard_size, 4);
   for (const char* const size : {"4", "\"host\""}) {
     EXPECT_EQ(mode_of(engine_config(fmt::format(R"({{"stage": 2, "shard_size": {}}})", size))),
               "hsdp2");
   }
   EXPECT_EQ(mode_of(engine_config("{}")), "engine3");
-  expect_error([] { engine_config(R"({"shard_size": 0})"); },
-               {"shard_size is 0; it must be \"host\" or a whole number from 1"});
+  expect_error([] { engine_config(R"({"shard_size": 0.5})"); },
+               {"shard_size is 0.5; it must be \"host\" or a whole number from 0"});
   expect_error([] { engine_config(R"({"stage": 0, "shard_size": 2})"); }, {"stage is 0"});
   expect_error([] { engine_config(R"({"shard_size": 2, "secondary_shards": true})"); },
-               {"no mode has all", "shard_size = 2: a key of hddp, hsdp1, hsdp2, hsdp3",
-                "secondary_shards = true: a key of hpz, qwz, qgz, zeropp"});
+               {"shard_size and the parts of ZeRO++ cannot be together"});
 }
 
 TEST(EngineInGroups, ReadsTheSizeInAMode) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  EXPECT_THAT(registry.options("hsdp3:lookahead=2"), HasSubstr(R"("shard_size": "host")"));
-  EXPECT_THAT(registry.options("hsdp3:shard_size=2"), HasSubstr(R"("shard_size": 2)"));
-  expect_error([&] { registry.check("engine3:shard_size=2"); },
-               {"mode engine3: unknown key 'shard_size'; known keys: ahead_mib",
-                "a key of hddp, hsdp1, hsdp2, hsdp3"});
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
+  EXPECT_EQ(registry.config("hsdp3:lookahead=2").shard_size, dist::Mesh::kRanksOfHost);
+  EXPECT_EQ(registry.config("hsdp3:shard_size=2").shard_size, 2);
+  EXPECT_EQ(registry.config("hddp:shard_size=2").shard_size, 2);
+  for (const char* const wrong : {"engine3:shard_size=2", "hsdp3:shard_size=0", "hsdp3:stage=2"}) {
+    expect_error([&] { registry.check(wrong); }, {"was asked for", "these are those of another"});
+  }
+  expect_error([&] { registry.check("hddp:lookahead=2"); }, {"unknown key 'lookahead'"});
 }
 
 }  // namespace

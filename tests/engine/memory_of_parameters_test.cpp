@@ -23,7 +23,7 @@
 #include <tests/support/tensors.hpp>
 #include <tests/support/thrown_by.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/sgd.hpp>
 
@@ -86,10 +86,10 @@ struct OddRun {
 
 std::vector<EngineConfig> odd_options(int ranks) {
   std::vector<EngineConfig> all;
-  for (const int stage : {0, 1, 2, 3}) all.push_back({.overlap = {.stage = stage}});
+  for (const int stage : {0, 1, 2, 3}) all.push_back({.stage = stage});
   all.push_back(engine_config(ranks == 2 ? R"({"stage": 2, "shard_size": 1})" : R"({"stage": 2})"));
-  all.push_back({.overlap = {.stage = 3, .whole_below = 1000}});
-  all.push_back({.overlap = {.stage = 3, .bucket_bytes = 8}});
+  all.push_back({.stage = 3, .whole_below = 1000});
+  all.push_back({.stage = 3, .bucket_bytes = 8});
   return all;
 }
 
@@ -136,7 +136,7 @@ TEST_P(MemoryOfParameters, ThatNoStageCanTrainIsRefusedOnEveryRank) {
         // On all ranks, or on the last one alone.
         for (const int first : {0, communicator.size() - 1}) {
           SCOPED_TRACE(
-              fmt::format("{}, {}, from rank {}", mode_options(options), refused.name, first));
+              fmt::format("{}, {}, from rank {}", base::text_of(options), refused.name, first));
           const bool odd = communicator.rank() >= first;
           const OddChange change = odd ? refused.change : [](OddNet&) {};
           expect_error([&] { OddRun(communicator, options, change); }, {refused.says});
@@ -216,7 +216,7 @@ TEST_P(MemoryOfParameters, OfManyShapesAndTypesTrainsAsThePlainModule) {
     for (const OddModel& trained : kTrained) {
       const auto expected = plainly_trained(communicator.size(), trained.change, 3);
       for (const EngineConfig& options : odd_options(communicator.size())) {
-        SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), trained.name));
+        SCOPED_TRACE(fmt::format("{}, {}", base::text_of(options), trained.name));
         OddRun run(communicator, options, trained.change);
         run.steps(0, 3);
         EXPECT_TRUE(same_bits(whole_weights(run.engine->strategy()), expected));
@@ -231,7 +231,7 @@ TEST_P(MemoryOfParameters, OfManyShapesAndTypesTrainsAsThePlainModule) {
 TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const EngineConfig& options : odd_options(communicator.size())) {
-      SCOPED_TRACE(mode_options(options));
+      SCOPED_TRACE(base::text_of(options));
       at::Tensor before, kept;
       const OddChange take = [&](OddNet& net) {
         before = net.weight.detach()[1];
@@ -268,7 +268,7 @@ TEST_P(MemoryOfParameters, ThatSetDataChangesIsNoticed) {
         {"a part of it", [](auto& w) { return w[0]; }}};
     for (const EngineConfig& options : odd_options(communicator.size())) {
       for (const auto& [name, other] : kinds) {
-        SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), name));
+        SCOPED_TRACE(fmt::format("{}, {}", base::text_of(options), name));
         OddRun run(communicator, options, [](OddNet&) {});
         run.steps(0, 1);
         {

@@ -17,7 +17,7 @@
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -55,12 +55,12 @@ struct Net : nn::Model {
 };
 
 struct NetRun {
-  NetRun(dist::Communicator& communicator, OverlapOptions options)
+  NetRun(dist::Communicator& communicator, const EngineConfig& config)
       : net(std::make_shared<Net>()), rank(communicator.rank()) {
     nn::SeededValues values(3);
     nn::initialize_parameters(*net, values);
-    engine = std::make_unique<Engine>(*net, communicator, optim::adamw({.learning_rate = 0.01}),
-                                      EngineConfig{.overlap = options});
+    engine =
+        std::make_unique<Engine>(*net, communicator, optim::adamw({.learning_rate = 0.01}), config);
   }
   void steps(int first, int last) {
     for (int s = first; s < last; ++s) {
@@ -124,7 +124,7 @@ TEST_P(ModuleFunctions, SaveWritesTheSameOnEveryRankWhereParametersAreWhole) {
         EXPECT_TRUE(at::equal(run.weights().front(), undisturbed.weights().front()));
         // What was saved is a model like any other.
         const auto next = loaded(run.path);
-        Engine engine(*next, communicator, optim::adamw(), {.overlap = {.stage = 3}});
+        Engine engine(*next, communicator, optim::adamw(), {.stage = 3});
       }
     }
   });

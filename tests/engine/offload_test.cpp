@@ -52,12 +52,12 @@ struct OffloadRun : EngineRun {
       : EngineRun(communicator, config, optimizer, at::kFloat, {61, 61}) {}
 };
 
-EngineConfig in_memory(int stage) { return {.overlap = {.stage = stage}}; }
+EngineConfig in_memory(int stage) { return {.stage = stage}; }
 
 EngineConfig offloaded(int stage, const std::filesystem::path& folder) {
   EngineConfig config = in_memory(stage);
-  config.overlap.offload = folder.string();
-  config.overlap.offload_tile_bytes = kTile;
+  config.offload = folder.string();
+  config.offload_tile_bytes = kTile;
   return config;
 }
 
@@ -233,7 +233,7 @@ TEST(OffloadEngine, TrainsInMemoryThatStatesDoNotFitInto) {
   };
   ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1);
   EngineConfig on_disk = offloaded(0, folder.path());
-  on_disk.overlap.offload_tile_bytes = 1 << 20;
+  on_disk.offload_tile_bytes = 1 << 20;
   for (const dist::RankExit& exit : exits_of(on_disk)) EXPECT_TRUE(exit.ok()) << exit.output;
   expect_errors(exits_of(in_memory(0)), HasSubstr("memory"));
   ::unsetenv("ZERO_TRANSPORT");
@@ -341,7 +341,7 @@ TEST(OffloadFaults, AFolderThatARankDoesNotHaveAndAnotherOptimizerAreErrorsOnAll
     };
     refused(folder / "missing", {"cannot be kept in " + (folder / "missing").string()});
     refused(folder / (communicator.rank() == 0 ? "missing" : "states"),
-            {"the options of the mode", "rank 0 has", "missing", "rank 1 has", "states"});
+            {"the options of the strategy", "rank 0 has", "missing", "rank 1 has", "states"});
     expect_error([&] { OffloadRun(communicator, offloaded(3, folder / "states"), optim::sgd()); },
                  {"the states of SGD cannot be offloaded", "optim::adamw()"});
     // Ranks are processes: "states" is another folder for rank 1, as on another host.

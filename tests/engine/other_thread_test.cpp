@@ -54,12 +54,13 @@ ZERO_TESTS_ON_RANKS(OtherThreads, 2, 3);
 
 TEST_P(OtherThreads, ThatTrainTheirOwnModelChangeNothing) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    std::vector<OverlapOptions> all;
+    std::vector<EngineConfig> all;
     for (const int stage : {0, 2, 3}) all.push_back({.stage = stage});
     all.push_back({.stage = 3, .bucket_bytes = 500, .lookahead = 0, .whole_below = 50});
     all.push_back({.stage = 3, .whole_below = 100000});
-    for (const OverlapOptions& options : all) {
-      const EngineConfig config{.overlap = options, .accumulation_steps = 2, .clip_norm = 0.1};
+    for (EngineConfig config : all) {
+      config.accumulation_steps = 2;
+      config.clip_norm = 0.1;
       const auto weights = [&] {
         EngineRun run(communicator, config);
         run.steps(0, 6);
@@ -67,7 +68,7 @@ TEST_P(OtherThreads, ThatTrainTheirOwnModelChangeNothing) {
       };
       const std::vector<at::Tensor> expected = weights();
       const OtherThread other;
-      EXPECT_TRUE(same_bits(weights(), expected)) << base::text_of(options);
+      EXPECT_TRUE(same_bits(weights(), expected)) << base::text_of(config);
     }
   });
 }

@@ -304,7 +304,7 @@ const std::vector<Case> kCases = {
 // Whenever a step has ended, the weights are those of a run that never had the fault.
 void expect_no_trace(dist::Communicator& communicator, const Case& fault, int stage) {
   EngineConfig config = fault.where.config;
-  config.overlap.stage = stage;
+  config.stage = stage;
   const bool is_half = config.loss_scale.initial > 0;
   const auto optimizer = is_half ? optim::with_master_weights(optim::adamw()) : optim::adamw();
   const auto dtype = is_half ? at::kHalf : at::kFloat;
@@ -394,7 +394,7 @@ TEST(Refusals, OfCallsInAForward) {
     const TestFolder folder;
     for (const int stage : {0, 3}) {
       torch::nn::Linear net(3, 3);
-      Engine engine(*net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      Engine engine(*net, communicator, optim::adamw(), {.stage = stage});
       const auto loss = [&] { return net->forward(at::ones({2, 3})).sum(); };
       const at::Tensor earlier = engine.forward(loss);
       const std::vector<std::pair<const char*, std::function<void()>>> calls = {
@@ -460,7 +460,7 @@ TEST_P(CallMismatch, IsSaidOnAllRanksWithBothCalls) {
   ::setenv("ZERO_TRANSPORT", transport, /*overwrite=*/1);
   const auto ends = ranks_ended(
       {.world_size = ranks, .timeout = std::chrono::minutes(5)}, [&](dist::Communicator& c) {
-        EngineRun run(c, {.overlap = {.stage = 3}});
+        EngineRun run(c, {.stage = 3});
         run.step(0);
         kCalls.at(c.rank() == 0 ? of_rank_0 : of_others)(run, folder.path() / "checkpoint");
       });

@@ -103,7 +103,7 @@ TEST_P(StepPrograms, InAnyOrderOfCallsGiveTheBitsOfThePlainModule) {
       const std::vector<at::Tensor> expected = plain_weights(communicator.size(), loop);
       for (const int stage : {0, 1, 2, 3}) {
         EngineRun run(communicator,
-                      {.overlap = {.stage = stage}, .accumulation_steps = loop.accumulation_steps});
+                      {.stage = stage, .accumulation_steps = loop.accumulation_steps});
         std::map<int, at::Tensor> losses;
         play_calls(loop, [&](char what, int batch) {
           if (what == 's') run.engine.step();
@@ -140,7 +140,7 @@ TEST_P(StepPrograms, AChangeOfGradientsIsThatOfThePlainModuleOrAnErrorAtTheCall)
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     for (EngineConfig config : {EngineConfig{}, EngineConfig{.accumulation_steps = 2},
                                 EngineConfig{.loss_scale = {.initial = 8}}}) {
-      config.overlap.stage = stage;
+      config.stage = stage;
       const bool scaled = config.loss_scale.initial > 0, several = config.accumulation_steps > 1;
       const auto optimizer = scaled ? optim::with_master_weights(optim::adamw()) : optim::adamw();
       const auto dtype = scaled ? at::kHalf : at::kFloat;
@@ -175,7 +175,7 @@ TEST_P(StepPrograms, AChangeOfGradientsIsThatOfThePlainModuleOrAnErrorAtTheCall)
 TEST_P(StepPrograms, TheStrategyClipsAsStepDoes) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     for (const auto& samples : {std::vector{4}, std::vector{4, 3}}) {
-      EngineConfig config{.overlap = {.stage = stage},
+      EngineConfig config{.stage = stage,
                           .accumulation_steps = static_cast<std::int64_t>(samples.size())};
       EngineRun by_hand(communicator, config);
       config.clip_norm = 0.01;
@@ -198,7 +198,7 @@ TEST_P(StepPrograms, TheStrategyClipsAsStepDoes) {
 
 TEST_P(StepPrograms, ThePiecesOfGradientsMayBeChanged) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    EngineRun run(communicator, {.overlap = {.stage = stage}});
+    EngineRun run(communicator, {.stage = stage});
     train::Strategy& strategy = run.engine.strategy();
     run.engine.backward(run.forward(0));
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
@@ -296,7 +296,7 @@ TEST_P(StepPrograms, AForwardThatThrowsLeavesNoUnitWhole) {
 TEST_P(StepPrograms, MemoryIsThatOfTheFormulasAfterOtherBackwardsAndFreezing) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     const memory::Snapshot before = memory::snapshot();
-    EngineRun run(communicator, {.overlap = {.stage = stage, .keep_gradients = false}});
+    EngineRun run(communicator, {.stage = stage, .keep_gradients = false});
     run.step(0);
     run.toy.model->loss(run.toy.batch(run.rank, 1)).backward();
     const at::Tensor loss = run.forward(2);
@@ -316,8 +316,7 @@ TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
       const auto samples = [&](int m, int r) { return even ? 4 : 1 + (2 * m + 3 * r) % 7; };
       for (const int micro_batches : {1, 2, 3}) {
         SCOPED_TRACE(fmt::format("{} {} micro-batches", micro_batches, even ? "even" : "uneven"));
-        EngineRun run(communicator,
-                      {.overlap = {.stage = stage}, .accumulation_steps = micro_batches}, sgd);
+        EngineRun run(communicator, {.stage = stage, .accumulation_steps = micro_batches}, sgd);
         Toy toy, whole = Toy::alone();
         const auto ddp = make_strategy("ddp", {*toy.model, communicator, sgd, &toy.values});
         train::Trainer trainer(*ddp);
@@ -350,7 +349,7 @@ TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
 // and the program's own, on all ranks or on some, in all micro-batches or in some.
 TEST_P(StepPrograms, WithoutLossTermsMicroBatchesCountAlike) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+    const EngineConfig config{.stage = stage, .accumulation_steps = 2};
     EngineRun stated(communicator, config), silent(communicator, config);
     EngineRun everywhere(communicator, config), on_some(communicator, config);
     const auto own = [](EngineRun& run, const data::Batch& b) { return run.toy.model->loss(b); };

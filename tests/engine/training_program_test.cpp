@@ -83,7 +83,7 @@ TEST_P(TrainingProgram, HasTheMeanLossAndTheNormIfItAsks) {
 TEST_P(TrainingProgram, HearsTheMeanLossOverAllTerms) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     for (int number = 0; number < 3; ++number) {
-      EngineRun run(communicator, {.overlap = {.stage = stage}, .accumulation_steps = 2});
+      EngineRun run(communicator, {.stage = stage, .accumulation_steps = 2});
       Toy toy;
       const auto strategy = make_strategy("ddp", {.model = *toy.model,
                                                   .mesh = communicator,
@@ -105,8 +105,8 @@ TEST_P(TrainingProgram, HearsTheMeanLossOverAllTerms) {
 
 TEST_P(TrainingProgram, HearsOfASkippedStep) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    EngineRun run(communicator, {.overlap = {.stage = stage},
-                                 .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
+    EngineRun run(communicator,
+                  {.stage = stage, .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
     StepMetrics last;
     run.engine.on_step([&](const StepMetrics& metrics) { last = metrics; });
     run.step(0);
@@ -141,7 +141,7 @@ TEST_P(TrainingProgram, ACallbackThatThrowsOrIsMissingOnOneRankIsAnErrorOnAll) {
 TEST_P(TrainingProgram, WhereOneRankEvaluatesOrCallsOnStepAllHearOfIt) {
   for (const std::string call : {"evaluate", "on_step"}) {
     const auto exits = ranks_ended({.world_size = GetParam()}, [&](dist::Communicator& ranks) {
-      EngineRun run(ranks, {.overlap = {.stage = call == "evaluate" ? 3 : 1}});
+      EngineRun run(ranks, {.stage = call == "evaluate" ? 3 : 1});
       run.step(0);
       if (run.rank == 1 && call == "on_step") run.engine.on_step([](const StepMetrics&) {});
       if (run.rank == 1 && call == "evaluate") {
@@ -190,7 +190,7 @@ TEST_P(TrainingProgram, ClipsByItselfAtStage0AndElsewhereHearsHow) {
     } catch (const std::exception& error) {
       message = error.what();
     }
-    if (config.overlap.stage == 0) {
+    if (config.stage == 0) {
       EXPECT_EQ(message, "");
       torch::nn::utils::clip_grad_norm_(alone.parameters, 0.01);
     } else {
@@ -358,7 +358,7 @@ TEST_P(TrainingProgram, TrainsAParameterOfWhichOneNameIsIgnored) {
         const at::Tensor x = head->below(stem->forward(at::randn({4, 8})).tanh());
         return at::linear(x, stem->weight).square().mean();
       };
-      PlainRun run(communicator, {net, loss}, {.overlap = {.stage = stage}, .ignored = ignored});
+      PlainRun run(communicator, {net, loss}, {.stage = stage, .ignored = ignored});
       for (int number = 0; number < 3; ++number) run.step(number);
       if (first.empty()) first = run.weights();
       EXPECT_TRUE(same_bits(run.weights(), first));
@@ -380,7 +380,7 @@ TEST_P(TrainingProgram, RefusesIgnoredNamesThatAreNotThereOrDifferOrHaveNoValues
     }
     for (const int stage : {0, 1, 2, 3}) {
       const auto net = nn::defer([] { return std::make_shared<torch::nn::LinearImpl>(4, 4); });
-      const EngineConfig config{.overlap = {.stage = stage}, .ignored = {"bias"}};
+      const EngineConfig config{.stage = stage, .ignored = {"bias"}};
       expect_error(
           [&] {
             PlainRun(communicator, PlainModule{net, {}}, config);

@@ -125,10 +125,9 @@ std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
 
 struct Engines {
   Engines(Gan& gan, dist::Communicator& communicator, int stage)
-      : discriminator(*gan.discriminator, communicator, optim::adamw(),
-                      {.overlap = {.stage = stage}}, &gan.values),
-        generator(*gan.generator, communicator, optim::adamw(), {.overlap = {.stage = stage}},
-                  &gan.values) {}
+      : discriminator(*gan.discriminator, communicator, optim::adamw(), {.stage = stage},
+                      &gan.values),
+        generator(*gan.generator, communicator, optim::adamw(), {.stage = stage}, &gan.values) {}
   Engine discriminator;
   Engine generator;
 };

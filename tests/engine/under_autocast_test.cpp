@@ -63,8 +63,7 @@ void expect_a_scope_for_each_forward(dist::Communicator& communicator, int stage
     for (const at::Tensor& p : alone.module->parameters()) p.mutable_grad().reset();
   }
   // Both ranks have these batches.
-  PlainRun run(communicator, name, {.overlap = {.stage = stage}, .accumulation_steps = 2},
-               optim::adamw());
+  PlainRun run(communicator, name, {.stage = stage, .accumulation_steps = 2}, optim::adamw());
   run.made.loss = [loss = run.made.loss] { return loss().to(at::kFloat); };
   std::optional<Autocast> outer;
   if (around_steps) outer.emplace();

@@ -18,7 +18,7 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/thrown_by.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -186,15 +186,18 @@ std::vector<at::Tensor> plainly_written(int ranks, const Write& write, When when
   return parameters;
 }
 
+EngineConfig with_accumulation(EngineConfig config, std::int64_t steps) {
+  config.accumulation_steps = steps;
+  return config;
+}
+
 struct WritingRun {
   WritingRun(dist::Communicator& communicator, const EngineConfig& options,
              at::ScalarType dtype = at::kFloat, int accumulation_steps = 2)
       : rank(communicator.rank()),
         net(dtype),
         engine(net, communicator, writing_optimizer(dtype),
-               {.overlap = options.overlap,
-                .more = options.more,
-                .accumulation_steps = accumulation_steps}) {
+               with_accumulation(options, accumulation_steps)) {
     net.strategy = &engine.strategy();
   }
 
@@ -225,18 +228,17 @@ std::vector<at::Tensor> written_by_engine(dist::Communicator& communicator,
 
 std::vector<EngineConfig> each_stage() {
   std::vector<EngineConfig> all;
-  for (const int stage : {0, 1, 2, 3}) all.push_back({.overlap = {.stage = stage}});
+  for (const int stage : {0, 1, 2, 3}) all.push_back({.stage = stage});
   return all;
 }
 
 // Options with the bits of the plain module.
 std::vector<EngineConfig> writing_options(int ranks) {
   std::vector<EngineConfig> all = each_stage();
-  for (const int stage : {1, 2})
-    all.push_back({.overlap = {.stage = stage, .defer_parameter_gather = true}});
-  all.push_back({.overlap = {.stage = 3, .lookahead = 0, .whole_below = 100}});
-  all.push_back({.overlap = {.stage = 3, .bucket_bytes = 200, .lookahead = 0}});
-  all.push_back({.overlap = {.stage = 3, .bucket_bytes = 200, .lookahead = 2, .whole_below = 100}});
+  for (const int stage : {1, 2}) all.push_back({.stage = stage, .defer_parameter_gather = true});
+  all.push_back({.stage = 3, .lookahead = 0, .whole_below = 100});
+  all.push_back({.stage = 3, .bucket_bytes = 200, .lookahead = 0});
+  all.push_back({.stage = 3, .bucket_bytes = 200, .lookahead = 2, .whole_below = 100});
   if (ranks == 2) all.push_back(engine_config(R"({"stage": 3, "shard_size": 1})"));
   all.push_back(engine_config(R"({"secondary_shards": true, "group_size": 1})"));
   return all;
@@ -258,7 +260,7 @@ std::vector<WriteCells> write_cells(int ranks) {
   if (ranks == 4) {  // groups of two ranks: secondary shards, and copies of the model states
     std::vector<EngineConfig> copies;
     for (const int stage : {1, 2, 3}) {
-      copies.push_back({.overlap = {.stage = stage}, .more = R"({"shard_size": 2})"});
+      copies.push_back({.stage = stage, .shard_size = 2});
     }
     // The sums of HSDP are those of a tree.
     return {{{kScale}, {engine_config(R"({"secondary_shards": true, "group_size": 2})")}},
@@ -281,7 +283,7 @@ void expect_plain_writes(dist::Communicator& communicator, const WriteCells& cel
       const auto expected = plainly_written(communicator.size(), cells.writes[w], when, dtype);
       for (std::size_t o = (w + time) % by; o < cells.options.size(); o += by) {
         SCOPED_TRACE(fmt::format("{}, time {}, {}, {}", cells.writes[w].name, time,
-                                 mode_options(cells.options[o]), c10::toString(dtype)));
+                                 base::text_of(cells.options[o]), c10::toString(dtype)));
         const auto weights =
             written_by_engine(communicator, cells.options[o], cells.writes[w], when, dtype);
         for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -374,7 +376,7 @@ TEST_P(WrittenWeights, ThatDifferOrAreOutsideOfAScopeAreRefusedOnAllRanks) {
       const at::Tensor& weight = run.net.blocks[1]->layer->weight;
       run.engine.save(folder.path() / "right");
       for (const WrongWrite& wrong : wrong_writes()) {
-        SCOPED_TRACE(wrong.name + ", " + mode_options(options));
+        SCOPED_TRACE(wrong.name + ", " + base::text_of(options));
         run.micro_batch(0);
         EXPECT_TRUE(run.engine.step());
         if (wrong.needs_whole && memory::is_released(weight)) continue;
@@ -410,7 +412,7 @@ TEST_P(WrittenWeights, WithoutAScopeAreRefusedWhereParametersAreSharded) {
         [](const at::Tensor& p) { p.normal_(); },
     };
     for (const std::int64_t bucket : {1, 1 << 20}) {
-      WritingRun run(communicator, {.overlap = {.stage = 3, .bucket_bytes = bucket}});
+      WritingRun run(communicator, {.stage = 3, .bucket_bytes = bucket});
       for (const nn::Parameter& p : run.engine.strategy().list().parameters) {
         for (std::size_t w = 0; w < writes.size(); ++w) {
           EXPECT_THAT(thrown_by([&] { writes[w](p.tensor); }),

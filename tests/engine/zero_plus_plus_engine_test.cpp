@@ -6,9 +6,9 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
+#include <tools/ladder/registry.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/engine/engine_config.hpp>
-#include <zero/train/registry.hpp>
+#include <zero/engine_config.hpp>
 
 namespace zero::testing {
 namespace {
@@ -18,7 +18,9 @@ using ::testing::HasSubstr;
 TEST(EngineWithSecondaryShards, TrainsAsStage3) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const auto trained = [&](const std::string& options) {
-      EngineRun run(communicator, {.more = options, .clip_norm = 0.5});
+      EngineConfig config = engine_config(options);
+      config.clip_norm = 0.5;
+      EngineRun run(communicator, config);
       run.steps(0, 3);
       return run.weights();
     };
@@ -34,8 +36,9 @@ TEST(EngineWithSecondaryShards, TrainsAsStage3) {
 TEST(EngineWithSecondaryShards, SkipsAStepThatOverflows) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const auto trained = [&](const std::string& options) {
-      EngineRun run(communicator,
-                    {.more = options, .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
+      EngineConfig config = engine_config(options);
+      config.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+      EngineRun run(communicator, config);
       run.step(0);
       run.make_gradient_infinite(communicator.rank() == 3);
       EXPECT_FALSE(run.step(1));
@@ -48,7 +51,7 @@ TEST(EngineWithSecondaryShards, SkipsAStepThatOverflows) {
   });
 }
 
-// In C++ or in a file: what is not set is off.
+// What is not set is off.
 TEST(EngineWithZeroPlusPlus, HasNoPartThatIsNotSet) {
   const std::vector<const char*> parts = {"secondary_shards", "quantize_parameters",
                                           "quantize_gradients"};
@@ -58,13 +61,9 @@ TEST(EngineWithZeroPlusPlus, HasNoPartThatIsNotSet) {
       const bool is_on = (chosen >> p) % 2 == 1;
       if (is_on) ours += fmt::format("{}\"{}\": true", ours.empty() ? "" : ", ", parts[p]);
     }
-    for (const EngineConfig& config :
-         {EngineConfig{.more = "{" + ours + "}"}, engine_config("{" + ours + "}")}) {
-      for (unsigned p = 0; p < 3; ++p) {
-        EXPECT_THAT(mode_options(config),
-                    HasSubstr(fmt::format("\"{}\": {}", parts[p], (chosen >> p) % 2 == 1)))
-            << ours;
-      }
+    const std::string text = base::text_of(engine_config("{" + ours + "}"));
+    for (unsigned p = 0; p < 3; ++p) {
+      EXPECT_THAT(text, HasSubstr(fmt::format("\"{}\": {}", parts[p], (chosen >> p) % 2 == 1)));
     }
   }
 }
@@ -73,7 +72,7 @@ TEST(EngineWithZeroPlusPlus, HasNoPartThatIsNotSet) {
 TEST(EngineWithZeroPlusPlus, SendsGradientsAsTheyAreUnlessTheyAreQuantized) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const auto gradient_bytes = [&](const std::string& more) {
-      EngineRun run(communicator, {.more = more});
+      EngineRun run(communicator, engine_config(more));
       const std::int64_t before = communicator.traffic().bytes(dist::Purpose::kGradient);
       run.step(0);
       return communicator.traffic().bytes(dist::Purpose::kGradient) - before;
@@ -90,7 +89,7 @@ constexpr const char* kEverything = R"({"group_size": 2, "secondary_shards": tru
 // Three batches over and over: the sums of their losses over all ranks, at first and in the end.
 std::pair<double, double> losses_of_60_steps(dist::Communicator& communicator,
                                              const std::string& options) {
-  EngineRun run(communicator, {.more = options}, optim::adamw({.learning_rate = 0.02}));
+  EngineRun run(communicator, engine_config(options), optim::adamw({.learning_rate = 0.02}));
   std::vector<double> sums(2, 0);
   for (int s = 0; s < 60; ++s) {
     const at::Tensor loss = run.forward(s % 3);
@@ -119,8 +118,9 @@ TEST(EngineWithZeroPlusPlus, TrainsCloseToStage3) {
 
 TEST(EngineWithZeroPlusPlus, SkipsAStepThatOverflows) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    EngineRun run(communicator, {.more = kEverything,
-                                 .on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
+    EngineConfig config = engine_config(kEverything);
+    config.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+    EngineRun run(communicator, config);
     run.step(0);
     const auto before = run.weights();
     run.make_gradient_infinite(communicator.rank() == 3);
@@ -133,6 +133,20 @@ TEST(EngineWithZeroPlusPlus, SkipsAStepThatOverflows) {
 }
 
 // What a file or a command line says, and the mode that it makes.
+TEST(EngineWithZeroPlusPlus, RefusesSizesThatDoNotFitOnAllRanks) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const auto refused = [&](std::int64_t size, const char* why) {
+      expect_error([&] { EngineRun(communicator, {.group_size = size, .secondary_shards = true}); },
+                   {why});
+    };
+    refused(3, "4 is not a multiple of 3");
+    refused(8, "must be from 1 to 4");
+    refused(0, "group_size is 0; it must be \"host\" or a whole number from 1");
+    EngineRun run(communicator, {.group_size = 2, .secondary_shards = true});
+    run.step(0);  // the ranks still understand each other
+  });
+}
+
 TEST(EngineWithZeroPlusPlus, ReadsItsOptions) {
   const std::vector<std::pair<const char*, const char*>> rows = {
       {R"({"secondary_shards": true, "group_size": 4})", "hpz"},
@@ -154,21 +168,20 @@ TEST(EngineWithZeroPlusPlus, ReadsItsOptions) {
 }
 
 TEST(EngineWithZeroPlusPlus, ReadsItsOptionsInAMode) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  const std::string hpz = registry.options("hpz:group_size=2");
-  EXPECT_THAT(hpz, HasSubstr(R"("secondary_shards": true)"));
-  EXPECT_THAT(hpz, HasSubstr(R"("group_size": 2)"));
-  EXPECT_THAT(hpz, HasSubstr(R"("quantize_gradients": false)"));
-  EXPECT_THAT(registry.options("qgz:by_rank"), HasSubstr(R"("group_size": 1)"));
-  EXPECT_THAT(registry.options("zeropp:quantize_gradients=false"),
-              HasSubstr(R"("quantize_parameters": true)"));
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
+  EXPECT_TRUE(registry.config("hpz:group_size=2").secondary_shards);
+  EXPECT_EQ(registry.config("hpz:group_size=2").group_size, 2);
+  EXPECT_FALSE(registry.config("hpz:group_size=2").quantize_gradients);
+  EXPECT_EQ(registry.config("qgz:by_rank").group_size, 1);
+  EXPECT_TRUE(registry.config("zeropp:quantize_gradients=false").quantize_parameters);
+  const char* const another = "these are those of another mode";
   const std::vector<std::pair<const char*, const char*>> wrong = {
-      {"hpz:secondary_shards=false", "secondary_shards is false, but mode hpz was asked for"},
-      {"hpz:quantize_gradients=true", "quantize_gradients is true, but mode hpz was asked for"},
-      {"hpz:stage=2", "stage is 2, but mode hpz was asked for"},
-      {"hpz:shard_size=2", "unknown key 'shard_size'"},
-      {"engine3:secondary_shards=true", "secondary_shards is a key of hpz, qwz, qgz, zeropp"}};
+      {"hpz:secondary_shards=false", another},
+      {"hpz:quantize_gradients=true", "mode hpz was asked for"},
+      {"hpz:stage=2", "need stage 3"},
+      {"hpz:shard_size=2", "cannot be together"},
+      {"engine3:secondary_shards=true", another}};
   for (const auto& row : wrong) expect_error([&] { registry.check(row.first); }, {row.second});
 }
 

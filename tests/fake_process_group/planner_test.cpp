@@ -198,14 +198,13 @@ std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host)
   request.world_size = world_size;
   request.hosts.ranks_per_host = ranks_per_host;
   request.hosts.block = request.hosts.gradient_block = 64;
-  const std::string blocks = R"({"quantization_block": 64, "gradient_block": 64})";
   std::vector<OnHosts> ways;
-  for (const char* const mode : {"engine3", "hsdp3", "hpz", "qwz", "qgz", "zeropp"}) {
+  for (std::string mode : {"engine3", "hsdp3", "hpz", "qwz", "qgz", "zeropp"}) {
     dist::Communicator world = dist::connect_fake(rank, world_size, ranks_per_host);
     const auto model = make_deferred<nn::Llama>(unpadded(/*tied=*/false));
     nn::SeededValues values(3);
     train::StrategyArguments arguments{*model, world, optim::adamw(), &values};
-    if (ways.size() > 1) arguments.options = blocks;  // of ZeRO++
+    if (ways.size() > 1) mode += ":quantization_block=64:gradient_block=64";
     const auto strategy = make_strategy(mode, arguments);
     const at::Tensor ids = (at::arange(16).view({1, 16}) * 131).remainder(256);
     const dist::Traffic before = world.traffic();

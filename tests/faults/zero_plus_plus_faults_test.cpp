@@ -78,7 +78,7 @@ std::unique_ptr<Overlap> make_struck(const train::StrategyArguments& arguments,
   struck.gradients = [strike, real](const train::FlatBuffer& buffer) {
     return std::make_unique<StruckGradients>(real.gradients(buffer), strike);
   };
-  return std::make_unique<Overlap>(groups, options.overlap, struck);
+  return std::make_unique<Overlap>(groups, OverlapOptions{}, struck);
 }
 
 class ZeroPlusPlusFault : public ::testing::TestWithParam<std::string> {};

@@ -12,15 +12,15 @@
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <tools/ladder/registry.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
 #include <zero/train/loop/step.hpp>
-#include <zero/train/registry.hpp>
 
 #include "script.hpp"
 
@@ -331,9 +331,9 @@ class ModeSide final : public Side {
                                         .values = &values});
       return;
     }
-    train::Registry registry;
-    train::register_all_chapters(registry);
-    EngineConfig config = engine_config(registry.options(mode_));
+    tools::Registry registry;
+    tools::register_all_chapters(registry);
+    EngineConfig config = registry.config(mode_);
     config.accumulation_steps = program_.accumulation;
     config.clip_norm = program_.clip;
     engine_ =

@@ -22,8 +22,8 @@ BELOW = {
     "nn": ["distributed", "data"],
     "train": ["optim", "nn"],
     "io": ["train", "safetensors"],
-    "engine": ["io"],
 }
+ROOTS = ("common", "engine")  # of <zero/…>
 CHAPTER = re.compile(r"\d\d_\w+")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PRIVATE = re.compile(r"torch/csrc/distributed/|gloo/|nccl")  # of zero/distributed
@@ -67,15 +67,15 @@ def problem(root, path, bracket, name):
     """What is wrong with the include of `name` in `path`, or None."""
     parts = name.split("/")
     if bracket == '"':
-        if path.parts[:2] == ("common", "zero"):
+        if path.parts[:2] in (("common", "zero"), ("engine", "zero")):
             return f"the library includes its headers by path: <zero/…/{parts[-1]}>"
         # The answers to an exercise are also in folders below its own.
         folder = Path(*path.parts[:3]) if "exercises" in path.parts else path.parent
         if len(parts) > 1 or not (root / folder / name).is_file():
             return "only a header of the same folder is included with quotes, by its name"
         return None
-    if parts[0] == "common":
-        return f"the include root is common/: <{'/'.join(parts[1:])}>"
+    if parts[0] in ROOTS:
+        return f"the include root is {parts[0]}/: <{'/'.join(parts[1:])}>"
     if name == "torch/torch.h":
         return "it takes half a minute to compile: include narrower headers"
     if PRIVATE.match(name) and not str(path).startswith(MAY_USE_PRIVATE):
@@ -84,7 +84,8 @@ def problem(root, path, bracket, name):
         return "a header of another folder is included by its path from the repository's root"
     if not (parts[0] in ("zero", "grading", "tools", "tests") or CHAPTER.fullmatch(parts[0])):
         return None  # of another project
-    if not (root / ("common" if parts[0] == "zero" else "") / name).is_file():
+    of_engine = parts[0] == "zero" and (root / "engine" / name).is_file()
+    if not (of_engine or (root / ("common" if parts[0] == "zero" else "") / name).is_file()):
         return "there is no such header"
     if parts[0] != "zero" and str(path.parent) == "/".join(parts[:-1]):
         return f'a header of the same folder is included by its name: "{parts[-1]}"'
@@ -96,6 +97,8 @@ def problem(root, path, bracket, name):
                 return f"it includes {chapter}: a chapter uses no later one, nor do its tests and exercises"
     if is_test(path):
         return None
+    if of_engine and (path.parts[0] == "common" or CHAPTER.fullmatch(path.parts[0])):
+        return "the engine stands above the library and the chapters"
     if path.parts[:2] == ("common", "zero"):
         if parts[0] != "zero":
             return "the library uses neither chapters nor tools nor tests"
@@ -106,6 +109,9 @@ def problem(root, path, bracket, name):
             return "a chapter uses the library only"
         if CHAPTER.fullmatch(parts[0]) and parts[0] != path.parts[0] and path.parts[0] < "06":
             return "chapters 00 to 05 do not use each other"
+    elif path.parts[0] == "engine":
+        if parts[0] != "zero" and not CHAPTER.fullmatch(parts[0]):
+            return "the engine uses the library and chapters"
     elif path.parts[0] == "grading":
         if parts[0] != "zero" and not (CHAPTER.fullmatch(parts[0]) and parts[1:] == ["minimal.cpp"]):
             return "the grader uses the library and small programs"

@@ -22,12 +22,11 @@ struct NormCountedRTimes final : WrongHsdp {
 
 // Shards where copies should be: the ranks of a group are far from each other.
 struct WrongAxis final : WrongHsdp {
-  explicit WrongAxis(const train::StrategyArguments& arguments)
-      : WrongHsdp(exchanged(arguments), [](const train::StrategyArguments& groups) {
-          return hsdp_transfers(groups.mesh, groups.reduce_type);
-        }) {}
-  static train::StrategyArguments exchanged(train::StrategyArguments arguments) {
-    const auto shards = static_cast<int>(options_of(arguments).shard_size);
+  WrongAxis(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongHsdp(exchanged(arguments, config), config, transfers) {}
+  static train::StrategyArguments exchanged(train::StrategyArguments arguments,
+                                            const EngineConfig& config) {
+    const auto shards = static_cast<int>(config.shard_size);
     arguments.mesh = {arguments.mesh.world(), {{"shard", shards}, {"replica", dist::Mesh::kRest}}};
     return arguments;
   }
@@ -54,8 +53,8 @@ class AveragedTwice final : public train::GradientTransfer {
 };
 
 struct DividedTwice final : WrongHsdp {
-  explicit DividedTwice(const train::StrategyArguments& arguments)
-      : WrongHsdp(in_groups(arguments), twice) {}
+  DividedTwice(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongHsdp(arguments.with_shards(config.shard_size), config, twice) {}
   static train::Transfers twice(const train::StrategyArguments& groups) {
     train::Transfers transfers = hsdp_transfers(groups.mesh, groups.reduce_type);
     transfers.gradients = [real = transfers.gradients,

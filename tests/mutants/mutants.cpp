@@ -12,14 +12,14 @@
 #include <01_zero1/zero1_sharding.hpp>
 #include <02_zero2/zero2_sharding.hpp>
 #include <03_zero3/zero3_sharding.hpp>
+#include <tools/ladder/registry.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/train/cost_sums.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero {
-namespace train {
+namespace tools {
 void register_real_chapters(Registry& registry);
 }
 namespace testing {
@@ -202,9 +202,9 @@ void choose_mutant(const std::string& name) { chosen = name; }
 
 std::string chapter_of(const Mutant& mutant) {
   if (!mutant.chapter.empty()) return mutant.chapter;
-  train::Registry real;
-  train::register_real_chapters(real);
-  for (const train::StrategyEntry& entry : real.entries()) {
+  tools::Registry real;
+  tools::register_real_chapters(real);
+  for (const tools::StrategyEntry& entry : real.entries()) {
     if (entry.name == mutant.replaces) return entry.chapter;
   }
   return "no chapter";
@@ -212,7 +212,7 @@ std::string chapter_of(const Mutant& mutant) {
 
 }  // namespace testing
 
-namespace train {
+namespace tools {
 
 // In this program, this is what the tests call: plain DDP, and the mutant under the real one's name
 // (for one of chapter 06 hierarchical DDP as well, with which its tests compare).
@@ -228,6 +228,7 @@ void register_all_chapters(Registry& registry) {
     const bool replaced = entry.name == replaces;
     if (replaced) {
       entry.variants.resize(1);
+      if (!entry.presets.empty()) entry.presets.resize(1);
       entry.make = wrong->make;
     }
     if (replaced || entry.name == "ddp" || (entry.name == "hddp" && replaces.starts_with("hsdp"))) {
@@ -236,5 +237,5 @@ void register_all_chapters(Registry& registry) {
   }
 }
 
-}  // namespace train
+}  // namespace tools
 }  // namespace zero

@@ -3,8 +3,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include <zero/engine_config.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::testing {
@@ -16,7 +18,9 @@ struct Mutant {
   /// A test that must fail because of it, without the suffix "/N2" (number of ranks).
   std::string killed_by;
   std::string replaces;  ///< the mode in whose place it runs
-  std::function<std::unique_ptr<train::Strategy>(const train::StrategyArguments&)> make;
+  std::function<std::unique_ptr<train::Strategy>(const train::StrategyArguments&,
+                                                 const EngineConfig&)>
+      make;
   std::string chapter = {};  ///< if it is not that of the mode
 };
 
@@ -32,8 +36,13 @@ std::string chapter_of(const Mutant& mutant);
 void choose_mutant(const std::string& name);
 
 template <typename Wrong>
-std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arguments) {
-  return std::make_unique<Wrong>(arguments);
+std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arguments,
+                                             const EngineConfig& config) {
+  if constexpr (std::is_constructible_v<Wrong, train::StrategyArguments, EngineConfig>) {
+    return std::make_unique<Wrong>(arguments, config);
+  } else {
+    return std::make_unique<Wrong>(arguments);
+  }
 }
 
 std::vector<Mutant> mutants_of_owners();          ///< chapters 01 to 03

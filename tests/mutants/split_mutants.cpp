@@ -25,7 +25,8 @@ struct NormCountedByTensorRanks final : WrongHsdp {
 
 // Under sequence parallelism every rank updates norms by the gradients of its own tokens.
 struct GradientOfOwnTokens final : WrongHsdp {
-  explicit GradientOfOwnTokens(const StrategyArguments& arguments) : WrongHsdp(arguments) {
+  GradientOfOwnTokens(const StrategyArguments& arguments, const EngineConfig& config)
+      : WrongHsdp(arguments, config) {
     for (const nn::Parameter& p : list().parameters) {
       const_cast<nn::TensorPlacement&>(p.placement).sums_gradient = false;
     }
@@ -49,8 +50,8 @@ struct TurnedValues : nn::ParameterSource {
 };
 
 struct SliceOfTheNextRank final : private TurnedValues, public WrongHsdp {
-  explicit SliceOfTheNextRank(const StrategyArguments& arguments)
-      : TurnedValues(arguments), WrongHsdp(with(arguments, *this)) {}
+  SliceOfTheNextRank(const StrategyArguments& arguments, const EngineConfig& config)
+      : TurnedValues(arguments), WrongHsdp(with(arguments, *this), config) {}
   static StrategyArguments with(StrategyArguments arguments, nn::ParameterSource& values) {
     arguments.values = &values;
     return arguments;

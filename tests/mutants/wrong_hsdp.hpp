@@ -1,25 +1,24 @@
 #pragma once
 
 #include <06_hsdp/hsdp.hpp>
+#include <zero/engine_config.hpp>
 
 namespace zero::testing {
 
-/// HSDP, for mutants to override; `arguments.options` are HsdpOptions.
+/// HSDP, for mutants to override.
 struct WrongHsdp : Overlap {
-  static HsdpOptions options_of(const train::StrategyArguments& arguments) {
-    return base::options_from<HsdpOptions>(arguments.options);
-  }
-  static train::StrategyArguments in_groups(const train::StrategyArguments& arguments) {
-    return arguments.with_shards(options_of(arguments).shard_size);
-  }
-  explicit WrongHsdp(const train::StrategyArguments& arguments)
-      : WrongHsdp(in_groups(arguments), [](const train::StrategyArguments& groups) {
-          return hsdp_transfers(groups.mesh, groups.reduce_type);
-        }) {}
+  WrongHsdp(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongHsdp(arguments.with_shards(config.shard_size), config, transfers) {}
+
+ protected:
   /// `groups`: in groups already.
   template <typename MakeTransfers>
-  WrongHsdp(const train::StrategyArguments& groups, const MakeTransfers& transfers)
-      : Overlap(groups, options_of(groups).overlap, transfers(groups)) {}
+  WrongHsdp(const train::StrategyArguments& groups, const EngineConfig& config,
+            const MakeTransfers& make)
+      : Overlap(groups, overlap_options(config), make(groups)) {}
+  static train::Transfers transfers(const train::StrategyArguments& groups) {
+    return hsdp_transfers(groups.mesh, groups.reduce_type);
+  }
 };
 
 }  // namespace zero::testing

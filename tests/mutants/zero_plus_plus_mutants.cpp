@@ -12,25 +12,24 @@
 namespace zero::testing {
 namespace {
 
-ZeroPlusPlusOptions options_of(const train::StrategyArguments& arguments) {
-  return base::options_from<ZeroPlusPlusOptions>(arguments.options);
-}
-
 struct WrongZeroPlusPlus : Overlap {
   using MakeTransfers =
       std::function<train::Transfers(const dist::Mesh& groups, const ZeroPlusPlusOptions&)>;
-  WrongZeroPlusPlus(const train::StrategyArguments& arguments, const MakeTransfers& transfers)
-      : WrongZeroPlusPlus(transfers, arguments.with_shards(options_of(arguments).group_size)) {}
+  WrongZeroPlusPlus(const train::StrategyArguments& arguments, const EngineConfig& config,
+                    const MakeTransfers& transfers)
+      : WrongZeroPlusPlus(transfers, arguments.with_shards(config.group_size), config) {}
 
  private:
-  WrongZeroPlusPlus(const MakeTransfers& transfers, const train::StrategyArguments& groups)
-      : Overlap(groups, options_of(groups).overlap, transfers(groups.mesh, options_of(groups))) {}
+  WrongZeroPlusPlus(const MakeTransfers& transfers, const train::StrategyArguments& groups,
+                    const EngineConfig& config)
+      : Overlap(groups, overlap_options(config),
+                transfers(groups.mesh, zero_plus_plus_options(config))) {}
 };
 
 // Groups gather for ever what they kept of the first weights.
 struct StaleSecondaryShard final : WrongZeroPlusPlus {
-  explicit StaleSecondaryShard(const train::StrategyArguments& arguments)
-      : WrongZeroPlusPlus(arguments, stale) {}
+  StaleSecondaryShard(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongZeroPlusPlus(arguments, config, stale) {}
   static train::Transfers stale(const dist::Mesh& groups, const ZeroPlusPlusOptions& options) {
     train::Transfers transfers = zero_plus_plus_transfers(groups, options);
     transfers.parameters = [real = transfers.parameters](train::FlatBuffer buffer) {
@@ -62,8 +61,8 @@ class SpoiltParameters final : public train::ParameterTransfer {
 
 // The owner of a shard computes with the weights that only it has.
 struct OwnShardNotDequantized final : WrongZeroPlusPlus {
-  explicit OwnShardNotDequantized(const train::StrategyArguments& arguments)
-      : WrongZeroPlusPlus(arguments, spoilt) {}
+  OwnShardNotDequantized(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongZeroPlusPlus(arguments, config, spoilt) {}
   static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options) {
     train::Transfers transfers = zero_plus_plus_transfers(mesh, options);
     transfers.parameters = [real = transfers.parameters,
@@ -79,8 +78,8 @@ struct OwnShardNotDequantized final : WrongZeroPlusPlus {
 
 // Every block but the last of a shard takes the scale of the one behind it.
 struct ScalesOfTheNextBlock final : WrongZeroPlusPlus {
-  explicit ScalesOfTheNextBlock(const train::StrategyArguments& arguments)
-      : WrongZeroPlusPlus(arguments, spoilt) {}
+  ScalesOfTheNextBlock(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongZeroPlusPlus(arguments, config, spoilt) {}
 
   static void shift_scales(const at::Tensor& packed, const train::ShardLayout& layout) {
     const std::int64_t bytes = packed.numel() / layout.world_size();
@@ -137,8 +136,9 @@ class SpoiltGradients final : public train::GradientTransfer {
 using MakeSpoil = std::function<SpoiltGradients::Spoil(const dist::Mesh&)>;
 
 struct WrongAverage : WrongZeroPlusPlus {
-  WrongAverage(const train::StrategyArguments& arguments, const MakeSpoil& make)
-      : WrongZeroPlusPlus(arguments,
+  WrongAverage(const train::StrategyArguments& arguments, const EngineConfig& config,
+               const MakeSpoil& make)
+      : WrongZeroPlusPlus(arguments, config,
                           [make](const dist::Mesh& mesh, const ZeroPlusPlusOptions& options) {
                             train::Transfers transfers = zero_plus_plus_transfers(mesh, options);
                             transfers.gradients = [real = transfers.gradients, spoil = make(mesh),
@@ -151,8 +151,8 @@ struct WrongAverage : WrongZeroPlusPlus {
 
 // The sum of all ranks is divided by the number of groups.
 struct AverageOverGroups final : WrongAverage {
-  explicit AverageOverGroups(const train::StrategyArguments& arguments)
-      : WrongAverage(arguments, [](const dist::Mesh& mesh) {
+  AverageOverGroups(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongAverage(arguments, config, [](const dist::Mesh& mesh) {
           return [size = mesh.along("shard").size()](const at::Tensor& average, const auto&) {
             average.mul_(size);
           };
@@ -161,8 +161,8 @@ struct AverageOverGroups final : WrongAverage {
 
 // Sums that stay in 4 bits end at what one rank could send.
 struct SumsInInt4 final : WrongAverage {
-  explicit SumsInInt4(const train::StrategyArguments& arguments)
-      : WrongAverage(arguments, [](const dist::Mesh& mesh) {
+  SumsInInt4(const train::StrategyArguments& arguments, const EngineConfig& config)
+      : WrongAverage(arguments, config, [](const dist::Mesh& mesh) {
           return [size = mesh.data().size()](const at::Tensor& average, const at::Tensor& own) {
             const at::Tensor most = own.abs().max() / size;
             average.clamp_(-most, most);

@@ -15,7 +15,7 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
@@ -85,8 +85,7 @@ TEST_P(EngineOn, StagesClipToTheSameBitsAndAsTheCpuDoes) {
     std::vector<at::Tensor> first;
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
-      const EngineConfig config{
-          .overlap = {.stage = stage}, .accumulation_steps = 2, .clip_norm = 0.05};
+      const EngineConfig config{.stage = stage, .accumulation_steps = 2, .clip_norm = 0.05};
       const auto sgd = optim::sgd({.learning_rate = 0.1});
       Trained here(communicator, device(), config, at::kFloat, sgd);
       Trained on_cpu(communicator, at::kCPU, config, at::kFloat, sgd);
@@ -109,8 +108,7 @@ TEST_P(EngineOn, TwoByteParametersAreTheRoundingOfTheirMasters) {
     std::vector<at::Tensor> first;
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
-      Trained here(communicator, device(), {.overlap = {.stage = stage}}, at::kBFloat16,
-                   with_masters());
+      Trained here(communicator, device(), {.stage = stage}, at::kBFloat16, with_masters());
       for (int s = 0; s < 3; ++s) EXPECT_TRUE(here.step(s));
       train::Strategy& strategy = here.engine.strategy();
       for (std::size_t i = 0; i < strategy.list().size(); ++i) {
@@ -132,7 +130,7 @@ TEST_P(EngineOn, AGradientThatIsNotFiniteIsAnErrorOrSkipsTheStep) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const double clip_norm : {0.0, 1.0}) {
         SCOPED_TRACE(fmt::format("stage {}, clip norm {}", stage, clip_norm));
-        EngineConfig config{.overlap = {.stage = stage}, .clip_norm = clip_norm};
+        EngineConfig config{.stage = stage, .clip_norm = clip_norm};
         Trained well(communicator, device(), config);
         Trained fails(communicator, device(), config);
         config.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
@@ -165,7 +163,7 @@ TEST_P(EngineOn, AGradientThatIsNotFiniteIsNamedBehindOnesThatNobodyUsed) {
       all.register_module("used", used);
       all.register_module("after", after);
       all.to(device());
-      Engine engine(all, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      Engine engine(all, communicator, optim::adamw(), {.stage = stage});
       engine.strategy().passes().observe_gradients([](std::size_t i, const at::Tensor& gradient) {
         if (i == 2) gradient.detach().fill_(std::numeric_limits<double>::infinity());
       });
@@ -180,7 +178,7 @@ TEST_P(EngineOn, AnOverflowHalvesTheLossScaleDownToAnError) {
   on_each_rank([](Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
-      const EngineConfig config{.overlap = {.stage = stage}, .loss_scale = {.initial = 4}};
+      const EngineConfig config{.stage = stage, .loss_scale = {.initial = 4}};
       Trained here(communicator, device(), config, at::kHalf, with_masters());
       EXPECT_TRUE(here.step(0));
       const std::vector<at::Tensor> before = here.weights();
@@ -204,12 +202,12 @@ TEST_P(EngineOn, ACheckpointGoesOnAtAnotherStageToTheSameBits) {
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
       const auto place = folder / fmt::format("{}", stage);
-      EngineConfig config{.overlap = {.stage = stage}, .loss_scale = {.initial = 1024}};
+      EngineConfig config{.stage = stage, .loss_scale = {.initial = 1024}};
       Trained whole(communicator, device(), config, at::kHalf, with_masters());
       for (int s = 0; s < 2; ++s) EXPECT_TRUE(whole.step(s));
       EXPECT_FALSE(whole.bad_step(2));
       whole.engine.save(place);
-      config.overlap.stage = 3 - stage;
+      config.stage = 3 - stage;
       Trained resumed(communicator, device(), config, at::kHalf, with_masters());
       EXPECT_TRUE(resumed.engine.load(place));
       EXPECT_EQ(resumed.engine.steps(), 2);

@@ -12,9 +12,9 @@ namespace zero::testing {
 /// all_modes() without what is there to compare with. In the program of the mutants the one that is
 /// replaced, and what stays.
 inline std::vector<std::string> own_modes() {
-  train::Registry all, own;
-  train::register_all_chapters(all);
-  for (const train::StrategyEntry& entry : all.entries()) {
+  tools::Registry all, own;
+  tools::register_all_chapters(all);
+  for (const tools::StrategyEntry& entry : all.entries()) {
     if (entry.chapter == all.entries().back().chapter) own.add(entry);
   }
   return own.exact_modes();

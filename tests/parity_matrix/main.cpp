@@ -15,8 +15,8 @@
 #include <set>
 #include <string>
 
+#include <tools/ladder/registry.hpp>
 #include <zero/base/error.hpp>
-#include <zero/train/registry.hpp>
 
 namespace {
 
@@ -41,8 +41,8 @@ Cells read_cells(const fs::path& folder) {
 }
 
 int print(const Cells& cells) {
-  zero::train::Registry registry;
-  zero::train::register_all_chapters(registry);
+  zero::tools::Registry registry;
+  zero::tools::register_all_chapters(registry);
   std::map<int, std::size_t> most;  // by world size
   for (const auto& [key, tests] : cells)
     most[key.second] = std::max(most[key.second], tests.size());

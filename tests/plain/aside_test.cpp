@@ -58,8 +58,8 @@ void on_all_runs(int ranks,
   on_ranks(ranks, [&](dist::Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const std::int64_t bucket : {100, 1 << 20}) {  // several in a unit, and one
-        const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = bucket}};
-        SCOPED_TRACE(mode_options(config));
+        const EngineConfig config{.stage = stage, .bucket_bytes = bucket};
+        SCOPED_TRACE(base::text_of(config));
         const std::vector<at::Tensor> expected = AsideRun(communicator, config).trained();
         AsideRun run(communicator, config);
         body(run, expected);

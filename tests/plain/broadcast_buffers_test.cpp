@@ -14,7 +14,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 
 namespace zero::testing {
 namespace {
@@ -88,12 +88,12 @@ ZERO_TESTS_ON_RANKS(BroadcastBuffers, 1, 2, 3);
 
 TEST_P(BroadcastBuffers, AreThoseOfRank0BeforeEachForwardThatTrains) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    Trainee<Net> by_hand(communicator, {.overlap = {.stage = 0}});
+    Trainee<Net> by_hand(communicator, {.stage = 0});
     for (int number = 0; number < 3; ++number) step_by_hand(by_hand, number);
-    const EngineConfig with{.overlap = {.stage = stage}, .broadcast_buffers = true};
+    const EngineConfig with{.stage = stage, .broadcast_buffers = true};
     Trainee<Net> plain(communicator, with);
     Trainee<UnitNet> units(communicator, with);
-    Trainee<Net> without(communicator, {.overlap = {.stage = stage}});
+    Trainee<Net> without(communicator, {.stage = stage});
     plain.steps(0, 3);
     units.steps(0, 3);
     without.steps(0, 3);
@@ -109,7 +109,7 @@ TEST_P(BroadcastBuffers, AreThoseOfRank0BeforeEachForwardThatTrains) {
 
 TEST(BroadcastBuffersInFlight, AreAllSentBeforeOneIsWaitedFor) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    Trainee<Net> run(communicator, {.overlap = {.stage = 0}, .broadcast_buffers = true});
+    Trainee<Net> run(communicator, {.stage = 0, .broadcast_buffers = true});
     std::vector<bool> waits;
     const Hooked hooked(communicator, [&](dist::Operation operation, dist::Purpose, bool waiting) {
       if (operation == dist::Operation::kBroadcast) waits.push_back(waiting);
@@ -121,7 +121,7 @@ TEST(BroadcastBuffersInFlight, AreAllSentBeforeOneIsWaitedFor) {
 
 TEST_P(BroadcastBuffers, StayAsTheyAreInAnEvaluation) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    Trainee<Net> run(communicator, {.overlap = {.stage = 3}, .broadcast_buffers = true});
+    Trainee<Net> run(communicator, {.stage = 3, .broadcast_buffers = true});
     run.steps(0, 1);
     const at::Tensor mean = run.model.norm->running_mean.clone();
     run.model.eval();
@@ -133,11 +133,11 @@ TEST_P(BroadcastBuffers, StayAsTheyAreInAnEvaluation) {
 TEST_P(BroadcastBuffers, ResumeOnAllRanksAsIfNeverStopped) {
   const TestFolder folder;
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    Trainee<Net> saves(communicator, {.overlap = {.stage = 3}, .broadcast_buffers = true});
+    Trainee<Net> saves(communicator, {.stage = 3, .broadcast_buffers = true});
     saves.steps(0, 2);
     saves.engine.save(folder.path());
     saves.steps(2, 4);
-    Trainee<Net> loads(communicator, {.overlap = {.stage = 1}, .broadcast_buffers = true});
+    Trainee<Net> loads(communicator, {.stage = 1, .broadcast_buffers = true});
     EXPECT_TRUE(loads.engine.load(folder.path()));
     loads.steps(2, 4);
     EXPECT_TRUE(same_bits(loads.weights(), saves.weights()));

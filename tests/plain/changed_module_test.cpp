@@ -9,7 +9,7 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 
 namespace zero::testing {
 namespace {
@@ -33,8 +33,7 @@ TEST(ChangedModule, IsAnErrorOfBackwardOnAllRanks) {
         [](TwoLayers& net) { net.unregister_module("first"); }};
     for (const auto& change : changes) {
       TwoLayers net;
-      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}},
-                    nn::default_units(1));
+      Engine engine(net, communicator, optim::adamw(), {.stage = stage}, nn::default_units(1));
       train_once(engine, net);
       if (communicator.rank() == 1 || stage == 3) change(net);
       expect_error([&] { train_once(engine, net); },
@@ -48,7 +47,7 @@ TEST(HeldModule, IsRefusedOnAllRanksUntilItIsReleased) {
     TwoLayers net;
     std::optional<Engine> engine;
     const auto make = [&](std::optional<Engine>& into) {
-      into.emplace(net, communicator, optim::adamw(), EngineConfig{.overlap = {.stage = stage}});
+      into.emplace(net, communicator, optim::adamw(), EngineConfig{.stage = stage});
     };
     make(engine);
     std::optional<Engine> second;

@@ -17,7 +17,7 @@
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/layers.hpp>
@@ -52,8 +52,8 @@ Trained trained(dist::Communicator& communicator, const PlainCase& plain, int st
     nn::PlainModel model(*make());
     nn::initialize_parameters(model, values);
   }
-  Engine engine(*made.module, communicator, optim::adamw({.learning_rate = 0.01}),
-                {.overlap = {.stage = stage}}, plain.units, &values);
+  Engine engine(*made.module, communicator, optim::adamw({.learning_rate = 0.01}), {.stage = stage},
+                plain.units, &values);
   for (int number = 0; number < 3; ++number) {
     at::manual_seed(100 * number + communicator.rank());
     engine.backward(engine.forward(made.loss));
@@ -121,7 +121,7 @@ TEST(DeferredConstruction, HoldsOneParameterAndThenTheShardsAndOneUnit) {
       EXPECT_LE(memory::snapshot().total - before, kBuffers);
       memory::reset_peaks();
       ByName values;
-      const Engine engine(*net, communicator, optim::adamw(), {.overlap = {.stage = 3}},
+      const Engine engine(*net, communicator, optim::adamw(), {.stage = 3},
                           nn::default_units(/*bytes=*/1), &values);
       const std::int64_t shards = bytes_of(*net) / communicator.size();
       const std::int64_t unit = 2 * kLargest;  // the root: words and scale

@@ -48,7 +48,9 @@ TEST_P(InGroups, TheStateDictIsWhatTheModuleHasWhenItIsGivenBack) {
   on_ranks(4, [](dist::Communicator& communicator) {
     for (int stage = GetParam().first_stage; stage <= 3; ++stage) {
       SCOPED_TRACE(stage);
-      PlainRun run(communicator, "gpt2", {.overlap = {.stage = stage}, .more = GetParam().options});
+      EngineConfig config = engine_config(GetParam().options);
+      config.stage = stage;
+      PlainRun run(communicator, "gpt2", config);
       run.step(0);
       run.step(1);
       const NamedTensors dict = dict_of(run.engine);

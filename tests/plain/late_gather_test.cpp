@@ -29,11 +29,10 @@ at::Tensor noise(int rank, int step) {
 }
 
 // The weights of both after three steps of each.
-std::vector<at::Tensor> trained_gan(dist::Communicator& communicator, const OverlapOptions& options,
+std::vector<at::Tensor> trained_gan(dist::Communicator& communicator, const EngineConfig& config,
                                     bool evaluates) {
   at::manual_seed(7);
   torch::nn::Sequential made = layers(8, 8), judge = layers(8, 1);
-  const EngineConfig config{.overlap = options};
   Engine generator(*made, communicator, wrapped_adamw, config);
   Engine critic(*judge, communicator, wrapped_adamw, config);
   std::vector<at::Tensor> seen;
@@ -60,7 +59,7 @@ TEST_P(LateGather, IsWaitedForByTheForwardOfAnotherEngine) {
     for (const int stage : {0, 1, 2}) {
       for (const std::int64_t bucket : {1 << 9, 1 << 20}) {
         for (const bool evaluates : {false, true}) {
-          OverlapOptions options{.stage = stage, .bucket_bytes = bucket};
+          EngineConfig options{.stage = stage, .bucket_bytes = bucket};
           const auto expected = trained_gan(communicator, options, evaluates);
           options.defer_parameter_gather = true;
           EXPECT_TRUE(same_bits(trained_gan(communicator, options, evaluates), expected))
@@ -77,7 +76,7 @@ TEST_P(LateGather, IsNoPartOfAGraphThatReadTheValuesBefore) {
     for (const int stage : {0, 1, 2, 3}) {
       at::manual_seed(7);
       torch::nn::Sequential made = layers(8, 8), judge = layers(8, 1);
-      const EngineConfig config{.overlap = {.stage = stage}};
+      const EngineConfig config{.stage = stage};
       Engine generator(*made, communicator, wrapped_adamw, config);
       Engine critic(*judge, communicator, wrapped_adamw, config);
       const at::Tensor z = noise(communicator.rank(), 0);

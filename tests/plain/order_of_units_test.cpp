@@ -117,7 +117,7 @@ void expect_no_trace(dist::Communicator& communicator, const EngineConfig& confi
     }
     ends.push_back(run.weights());
   }
-  EXPECT_TRUE(same_bits(ends[0], ends[1])) << pass << ", " << mode_options(config);
+  EXPECT_TRUE(same_bits(ends[0], ends[1])) << pass << ", " << base::text_of(config);
 }
 
 std::vector<EngineConfig> configurations(const dist::Communicator& communicator) {
@@ -125,11 +125,11 @@ std::vector<EngineConfig> configurations(const dist::Communicator& communicator)
   const bool is_slow = communicator.size() > 2 && communicator.transport().find("TCP") == 0;
   for (const std::int64_t lookahead :
        is_slow ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{0, 1, 2}) {
-    all.push_back({.overlap = {.lookahead = lookahead}});
+    all.push_back({.lookahead = lookahead});
   }
   if (communicator.size() == 4) {
     all.push_back(engine_config(R"({"group_size": 2, "secondary_shards": true})"));
-    all.push_back({.more = R"({"shard_size": 2})"});
+    all.push_back({.shard_size = 2});
   }
   return all;
 }
@@ -219,10 +219,10 @@ TEST(OrderOfUnitsGatheredAhead, LeavesNoTrace) {
 // Nothing is gathered of units that are whole.
 TEST_P(OrderOfUnits, OfWholeUnitsIsEachRanksOwnInAnEvaluation) {
   on_all([](dist::Communicator& communicator, EngineConfig config) {
-    if (config.more != "{}") return;
+    if (config.shard_size != 0 || config.secondary_shards) return;
     for (const int stage : {0, 1, 2, 3}) {
-      config.overlap.stage = stage;
-      config.overlap.whole_below = 1000;
+      config.stage = stage;
+      config.whole_below = 1000;
       BlocksRun<PlainBlocks> run(communicator, config);
       const auto alone = BlocksRun<PlainBlocks>::seeded();
       const Order& order = communicator.rank() == 1 ? kReversed : kInOrder;

@@ -45,8 +45,7 @@ TEST_P(PlainEngineOnRanks, HoldsItsShardsTheRootAndTheUnitsThatRun) {
     for (const int lookahead : {0, 1}) {
       SCOPED_TRACE(lookahead);
       Wide net;
-      Engine engine(net, communicator, optim::adamw(),
-                    {.overlap = {.stage = 3, .lookahead = lookahead}});
+      Engine engine(net, communicator, optim::adamw(), {.stage = 3, .lookahead = lookahead});
       const auto before = memory::snapshot()[memory::Category::kParameters];
       for (int number = 0; number < 3; ++number) {
         if (number == 2) memory::reset_peaks();  // the order of units is known
@@ -135,7 +134,7 @@ TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
 TEST(PlainEngine, WatchesNoOperationBelowStage3) {
   on_all_stages(2, [](dist::Communicator& communicator, int stage) {
     Wide net;
-    Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+    Engine engine(net, communicator, optim::adamw(), {.stage = stage});
     std::vector<bool> watched;
     const auto note = [&] { watched.push_back(at::hasThreadLocalCallbacks()); };
     engine.backward(engine.forward([&] {
@@ -156,7 +155,7 @@ TEST(PlainEngine, ACheckpointInAUnitAddsNoGather) {
     on_ranks(ranks, [](dist::Communicator& communicator) {
       std::vector<std::int64_t> calls;
       for (const char* name : {"gpt2", "gpt2_checkpointed"}) {
-        PlainRun run(communicator, name, {.overlap = {.stage = 3}});
+        PlainRun run(communicator, name, {.stage = 3});
         for (int number = 0; number < 3; ++number) run.step(number);
         const dist::Traffic before = communicator.traffic();
         run.step(3);
@@ -170,7 +169,7 @@ TEST(PlainEngine, ACheckpointInAUnitAddsNoGather) {
 
 TEST(PlainEngine, NamesItsUnits) {
   on_ranks(1, [](dist::Communicator& communicator) {
-    PlainRun run(communicator, "gpt2", {.overlap = {.stage = 3}});
+    PlainRun run(communicator, "gpt2", {.stage = 3});
     const std::string units = run.engine.units();
     for (const char* name : {"(the root)", "blocks.0 ", "blocks.2 ", "norm "}) {
       EXPECT_THAT(units, HasSubstr(name));
@@ -183,8 +182,7 @@ TEST(PlainEngine, RefusesUnitsThatAreNotThereOrDiffer) {
   on_ranks(2, [](dist::Communicator& communicator) {
     const auto engine_of = [&](const nn::UnitRule& units) {
       const PlainModule made = PlainRun::make("gpt2");
-      const Engine engine(*made.module, communicator, optim::adamw(), {.overlap = {.stage = 3}},
-                          units);
+      const Engine engine(*made.module, communicator, optim::adamw(), {.stage = 3}, units);
     };
     expect_error([&] { engine_of(nn::units_named({"blocks.*", "block"})); }, {"'block'"});
     const bool first = communicator.rank() == 0;
@@ -197,7 +195,7 @@ TEST(PlainEngine, RefusesUnitsThatAreNotThereOrDiffer) {
 
 TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    PlainRun run(communicator, "used_twice", {.overlap = {.stage = 3}});
+    PlainRun run(communicator, "used_twice", {.stage = 3});
     const auto parameters = run.made.module->parameters();
     expect_error(
         [&] {
@@ -226,7 +224,7 @@ TEST_P(PlainEngineOnRanks, OneRankMaySkipABranchBelowStage3) {
     for (const int stage : {0, 1, 2}) {
       at::manual_seed(7);
       Wide net;
-      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      Engine engine(net, communicator, optim::adamw(), {.stage = stage});
       for (int number = 0; number < 3; ++number) {
         at::manual_seed(100 * number + communicator.rank());
         engine.backward(engine.forward([&] {
@@ -245,7 +243,7 @@ TEST_P(PlainEngineOnRanks, OneRankMaySkipABranchBelowStage3) {
 TEST_P(PlainEngineOnRanks, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     Wide net;
-    Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = 3}});
+    Engine engine(net, communicator, optim::adamw(), {.stage = 3});
     const std::string error = error_of([&] {
       for (int number = 0; number < 3; ++number) {
         engine.backward(engine.forward([&] {

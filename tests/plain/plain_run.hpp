@@ -12,7 +12,7 @@
 
 #include <tests/support/same_bits.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
@@ -28,7 +28,7 @@ inline std::unique_ptr<optim::Optimizer> wrapped_adamw(const std::vector<at::Ten
   return optim::wrap(torch_adamw(parameters));
 }
 
-inline EngineConfig at_stage(int stage) { return {.overlap = {.stage = stage}}; }
+inline EngineConfig at_stage(int stage) { return {.stage = stage}; }
 
 /// One rank that trains a module of plain_modules.hpp, plain or of units, with an engine.
 struct PlainRun {

@@ -49,6 +49,7 @@
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/optim/offload/offloaded.hpp>
 #include <zero/train/loop/trainer.hpp>
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.
@@ -383,10 +384,13 @@ class OtherThread {
 
 /// Trains some steps and gives the sum of the last losses, which no delay may change.
 double train(dist::Communicator& communicator, const OverlapOptions& options,
-             Other other = Other::kNothing) {
+             Other other = Other::kNothing, const std::string& states = "") {
   nn::SeededValues values(5);
   const auto model = make_deferred<ScaleModel>();
-  Overlap strategy({*model, communicator, optim::adamw(), &values, ""}, options);
+  optim::OptimizerFactory optimizer = optim::adamw();
+  if (!states.empty())
+    optimizer = optim::with_offload(optimizer, {.folder = states, .tile_bytes = 1});
+  Overlap strategy({*model, communicator, optimizer, &values, ""}, options);
   const OtherThread beside(other, *model);
   train::Trainer trainer(strategy);
   double loss = 0;
@@ -437,10 +441,8 @@ int run(const std::string& planted) {
                                  .bucket_bytes = bucket,
                                  .in_flight_bytes = 1 << (seed + 6),
                                  .lookahead = lookahead,
-                                 .whole_below = whole_below,
-                                 .offload = seed % 4 == 3 ? "/tmp" : "none",
-                                 .offload_tile_bytes = 1},
-                                is_first ? Other::kNothing : other);
+                                 .whole_below = whole_below},
+                                is_first ? Other::kNothing : other, seed % 4 == 3 ? "/tmp" : "");
       const double first = expected.emplace(key, loss).first->second;
       if (loss != first && broken == nullptr) {
         fmt::print(stderr, "stage {}, seed {}: the loss is {} and not {}\n", stage, seed, loss,

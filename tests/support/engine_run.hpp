@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include "toy.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/train/registry.hpp>
+#include <tools/ladder/registry.hpp>
 
 #include "ranks.hpp"
 
@@ -16,8 +16,8 @@ namespace zero::testing {
 
 /// Every strategy and variant of all chapters that has the bits of chapter 00.
 inline std::vector<std::string> all_modes() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
   return registry.exact_modes();
 }
 
@@ -30,8 +30,8 @@ inline bool is_stage_3(const std::string& mode) {
 /// The strategy of `mode`. Called by all ranks.
 inline std::unique_ptr<train::Strategy> make_strategy(const std::string& mode,
                                                       const train::StrategyArguments& arguments) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
   return registry.make(mode, arguments);
 }
 

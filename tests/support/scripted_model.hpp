@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include <tools/ladder/registry.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/nn/model.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/strategy.hpp>
 
 /// A model into whose forward and backward a test can reach, and a rank that trains it.

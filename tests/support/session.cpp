@@ -8,10 +8,10 @@
 namespace zero::testing {
 
 std::vector<std::string> all_strategies() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
   std::vector<std::string> names;
-  for (const train::StrategyEntry& entry : registry.entries()) {
+  for (const tools::StrategyEntry& entry : registry.entries()) {
     if (!entry.rounds) names.push_back(entry.name);
   }
   return names;

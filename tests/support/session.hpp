@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include <tools/ladder/registry.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/loop/trainer.hpp>
-#include <zero/train/registry.hpp>
 
 #include "modes.hpp"
 #include "random_model.hpp"

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 
 #include "split_run.hpp"
 
@@ -14,7 +14,7 @@ struct SplitEngine {
       : values(3),
         model(make_deferred<nn::Llama>(llama_to_split(),
                                        nn::TensorParallel(axes.mesh.tensor(), /*sequence=*/true))),
-        engine(*model, axes.mesh, optim::adamw(), {.overlap = {.stage = stage}}, &values),
+        engine(*model, axes.mesh, optim::adamw(), {.stage = stage}, &values),
         rank(axes.data->rank()) {}
   at::Tensor forward(int number) { return engine.forward(split_batch(rank, number)); }
   void step(int number) {

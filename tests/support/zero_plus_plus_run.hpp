@@ -35,9 +35,10 @@ struct Odd : Toy {
 /// One rank that trains a toy under ZeRO++.
 template <class Model = Odd>
 struct ZeroPlusPlusRun : ToyRun<Overlap, Model> {
-  ZeroPlusPlusRun(dist::Communicator& communicator, const ZeroPlusPlusOptions& options)
+  ZeroPlusPlusRun(dist::Communicator& communicator, const ZeroPlusPlusOptions& parts,
+                  const OverlapOptions& options = {})
       : ToyRun<Overlap, Model>(communicator, [&](const auto& arguments) {
-          return make_zero_plus_plus(arguments, options);
+          return make_zero_plus_plus(arguments, options, parts);
         }) {}
 
   /// What this rank sends in `work`.

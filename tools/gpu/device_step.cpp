@@ -18,7 +18,7 @@
 #include <zero/base/program.hpp>
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/cuda_memory.hpp>
 #include <zero/nn/llama.hpp>
@@ -78,7 +78,7 @@ class Training {
       return;
     }
     const int stage = settings.mode.back() - '0';
-    engine_.emplace(*model_, *communicator_, optimizer, EngineConfig{.overlap = {.stage = stage}});
+    engine_.emplace(*model_, *communicator_, optimizer, EngineConfig{.stage = stage});
   }
 
   void step() {

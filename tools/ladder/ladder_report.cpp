@@ -107,11 +107,6 @@ double number_in(const Json& row, const std::string& key) {
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
-bool updates_on_host(const std::string& options) {
-  const std::string kNowhere = "none";
-  return Json::parse(options).value("offload", kNowhere) != kNowhere;
-}
-
 Json mode_row(const std::string& mode, bool rounds, const Json& results, int cell) {
   const Json& first = results.front();
   Json row = {{"mode", mode},

@@ -69,9 +69,6 @@ inline constexpr double kGroupBlockMib = 0.25;
 /// Bytes as MiB, exactly for every size below 2^53.
 constexpr double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-/// Whether the host updates under a mode with these options (Registry::options()).
-bool updates_on_host(const std::string& options);
-
 /// The row of a mode, without what derive() adds, from what run_rank() brought back from each rank.
 /// `cell`: ranks of the tensor and pipeline axes, which share their batches.
 tools::Json mode_row(const std::string& mode, bool rounds, const tools::Json& results, int cell);

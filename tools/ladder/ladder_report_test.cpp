@@ -14,7 +14,6 @@
 #include <tests/support/ladder_sample.hpp>
 #include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero::ladder {
 namespace {
@@ -178,15 +177,6 @@ TEST(LadderVerdict, ARankMayOwnNothing) {
   };
   EXPECT_THAT(rank_1_has(0), IsEmpty());
   EXPECT_THAT(rank_1_has(1), Not(IsEmpty()));
-}
-
-TEST(LadderModes, UpdateOnTheHostIfTheirStatesAreThere) {
-  train::Registry modes;
-  train::register_all_chapters(modes);
-  for (const std::string& mode : modes.modes()) EXPECT_FALSE(updates_on_host(modes.options(mode)));
-  for (const char* mode : {"engine0:offload=host", "engine3:offload=/tmp", "hsdp3:offload=host"}) {
-    EXPECT_TRUE(updates_on_host(modes.options(mode))) << mode;
-  }
 }
 
 TEST(LadderVerdict, AsksNoModeThatRoundsForTheWeightsOfDdp) {

@@ -153,7 +153,7 @@ Json check_before_training(Options& options, bool reports) {
 // a GPU, whose kernels round otherwise.
 bool rounds(const Options& options, const std::string& mode) {
   const bool on_gpu = options.device == kGpu.name;
-  return all_modes().rounds(mode) || (on_gpu && updates_on_host(all_modes().options(mode)));
+  return all_modes().rounds(mode) || (on_gpu && all_modes().config(mode).offload != "none");
 }
 
 // Adds a row for each mode to `report` if this process reports. The memory timelines of the modes.

@@ -46,8 +46,8 @@ plan::Stage stage_of(const std::string& mode) {
 std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
   const std::int64_t all = std::max(1, options.data_ranks());
   if (!mode.starts_with("hsdp")) return all;
-  const auto shard_size = nlohmann::json::parse(all_modes().options(mode)).at("shard_size");
-  if (shard_size.is_number()) return shard_size.get<std::int64_t>();  // else "host"
+  const std::int64_t shard_size = all_modes().config(mode).shard_size;
+  if (shard_size > 0) return shard_size;  // else by host
   if (options.ranks_per_host == 0) return all;
   // The other axes are inside a host first.
   return std::max(1, options.ranks_per_host / options.mesh.cell());

@@ -261,9 +261,9 @@ std::string PictureOptions::trace_file(const std::string& mode, int rank) const 
   return path.string();
 }
 
-const train::Registry& all_modes() {
-  static train::Registry registry;
-  if (registry.entries().empty()) train::register_all_chapters(registry);
+const tools::Registry& all_modes() {
+  static tools::Registry registry;
+  if (registry.entries().empty()) tools::register_all_chapters(registry);
   return registry;
 }
 

@@ -6,7 +6,8 @@
 
 #include <tools/support/json.hpp>
 #include <zero/nn/llama_config.hpp>
-#include <zero/train/registry.hpp>
+
+#include "registry.hpp"
 
 namespace zero::ladder {
 
@@ -100,7 +101,7 @@ struct Options {
 };
 
 /// Every mode.
-const train::Registry& all_modes();
+const tools::Registry& all_modes();
 
 /// Reads the command line. If help was asked for or an option is wrong by itself, prints help, or
 /// what is wrong and what would be right, and ends the program.

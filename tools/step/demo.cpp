@@ -9,6 +9,7 @@
 
 #include <tools/ladder/data/dataset.hpp>
 #include <tools/ladder/data/sampler.hpp>
+#include <tools/ladder/registry.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/support/arguments.hpp>
 #include <zero/base/program.hpp>
@@ -21,7 +22,6 @@
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/loop/trainer.hpp>
-#include <zero/train/registry.hpp>
 
 #include "narrate.hpp"
 
@@ -37,7 +37,7 @@ struct DemoOptions {
   std::int64_t narrated_width = 2;
   std::string memory_timeline;  // file for rank 0's memory along the last step; empty: none
   tools::Json run;              // what the memory timeline says about how it was made
-  void (*register_chapter)(train::Registry&) = nullptr;
+  void (*register_chapter)(tools::Registry&) = nullptr;
 };
 
 struct DemoModel {
@@ -122,7 +122,7 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
                                    communicator.rank(), communicator.size(), /*seed=*/1);
   const auto model = nn::defer([&] { return std::make_shared<nn::Mlp>(config); });
   nn::SeededValues values(/*seed=*/7);
-  train::Registry registry;
+  tools::Registry registry;
   options.register_chapter(registry);
   const auto strategy =
       registry.make(options.mode, {*model, communicator, optim::adamw(), &values, /*variant=*/""});
@@ -158,7 +158,7 @@ int launch(const DemoOptions& options) {
 }  // namespace
 
 int run_demo(int argc, char** argv, const std::string& mode,
-             void (*register_chapter)(train::Registry&), std::int64_t narrated_width) {
+             void (*register_chapter)(tools::Registry&), std::int64_t narrated_width) {
   DemoOptions options;
   options.mode = mode;
   options.register_chapter = register_chapter;

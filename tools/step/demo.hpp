@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-namespace zero::train {
+namespace zero::tools {
 class Registry;
 }
 
@@ -20,6 +20,6 @@ namespace zero::step {
 /// of the narration stands for a quarter of a layer's weight: for one element if the width is 2,
 /// as it is best; a chapter whose layout moves 64 elements at a time takes 16.
 int run_demo(int argc, char** argv, const std::string& mode,
-             void (*register_chapter)(train::Registry&), std::int64_t narrated_width = 2);
+             void (*register_chapter)(tools::Registry&), std::int64_t narrated_width = 2);
 
 }  // namespace zero::step

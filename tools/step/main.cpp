@@ -5,7 +5,7 @@
 #include "demo.hpp"
 
 namespace zero {
-void ZERO_REGISTER_CHAPTER(train::Registry& registry);
+void ZERO_REGISTER_CHAPTER(tools::Registry& registry);
 }
 
 int main(int argc, char** argv) {

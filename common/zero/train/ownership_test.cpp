@@ -6,7 +6,6 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/shard_layout.hpp>
 #include <zero/train/ownership.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero::train {
 namespace {
@@ -27,18 +26,6 @@ TEST(Ownership, BySizeBalancesPerfectlyWhereItCan) {
 TEST(Ownership, UnknownNamesAreRefused) {
   EXPECT_EQ(ownership_from("count"), Ownership::kByCount);
   EXPECT_THROW(ownership_from("cuont"), Error);
-}
-
-TEST(Registry, NamesTheNearestModeForAnUnknownOne) {
-  Registry registry;
-  registry.add({"zero1", "01_zero1", {"owner", "naive"}, nullptr});
-  registry.check("zero1");
-  registry.check("zero1:naive");
-  EXPECT_EQ(registry.modes(), (std::vector<std::string>{"zero1", "zero1:naive"}));
-  for (const char* wrong : {"zer1", "zero1:nave", "zero1:"}) {
-    testing::expect_error([&] { registry.check(wrong); },
-                          {"unknown mode '", "zero1:owner, zero1:naive"});
-  }
 }
 
 constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8, 16};

@@ -33,12 +33,9 @@ struct StrategyArguments {
   Accumulation accumulation = Accumulation::kLocal;
   /// The type in which gradients of 2-byte dtypes are reduced.
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
-  /// Options of the mode, a JSON object. Those that it has override those that the mode's name and
-  /// `variant` stand for, which the registry adds.
-  std::string options = "{}";
   /// Parameters that the strategy leaves to the program; see nn::list_parameters().
   std::vector<std::string> ignored = {};
-  std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
+  std::string mode = {};  ///< the strategy's name, for messages
 
   /// The same with mesh.with_shards().
   StrategyArguments with_shards(std::int64_t shard_size) const {

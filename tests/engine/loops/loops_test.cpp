@@ -45,8 +45,8 @@ void expect_the_plain_bits(dist::Communicator& communicator,
   for (const Loop& loop : all_loops()) {
     const Tensors expected = played(loop, *plain_player(communicator.size()));
     for (const EngineConfig& options : all_options) {
-      if (loop.second_order && options.overlap.stage == 3) continue;
-      SCOPED_TRACE(fmt::format("{}, {}", loop.name, mode_options(options)));
+      if (loop.second_order && options.stage == 3) continue;
+      SCOPED_TRACE(fmt::format("{}, {}", loop.name, base::text_of(options)));
       EXPECT_TRUE(same_bits(played(loop, *engine_player(communicator, options)), expected));
     }
   }
@@ -54,25 +54,24 @@ void expect_the_plain_bits(dist::Communicator& communicator,
 
 TEST_P(LoopsOfUsers, HaveTheBitsOfThePlainProgramAtEveryStage) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    expect_the_plain_bits(communicator, {{.overlap = {.stage = 0, .bucket_bytes = 256}},
-                                         {.overlap = {.stage = 1, .bucket_bytes = 256}},
-                                         {.overlap = {.stage = 2, .bucket_bytes = 256}},
-                                         {.overlap = {.stage = 3, .bucket_bytes = 256}}});
+    expect_the_plain_bits(communicator, {{.stage = 0, .bucket_bytes = 256},
+                                         {.stage = 1, .bucket_bytes = 256},
+                                         {.stage = 2, .bucket_bytes = 256},
+                                         {.stage = 3, .bucket_bytes = 256}});
   });
 }
 
 // With other options, and in groups of one rank, all of which hold copies.
 TEST_P(SlowLoopsOfUsers, HaveTheBitsOfThePlainProgramWithOtherOptions) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    expect_the_plain_bits(communicator,
-                          {{.overlap = {.stage = 3, .lookahead = 0}},
-                           {.overlap = {.stage = 3, .lookahead = 3, .keep_buffers = false}},
-                           {.overlap = {.stage = 3, .whole_below = 60}},
-                           {.overlap = {.stage = 2, .keep_gradients = false}},
-                           {.overlap = {.stage = 1}, .more = R"({"shard_size": 1})"},
-                           {.overlap = {.stage = 2}, .more = R"({"shard_size": 1})"},
-                           {.overlap = {.stage = 3}, .more = R"({"shard_size": 1})"},
-                           {.more = fmt::format(R"({{"shard_size": {}}})", communicator.size())}});
+    expect_the_plain_bits(communicator, {{.stage = 3, .lookahead = 0},
+                                         {.stage = 3, .lookahead = 3, .keep_buffers = false},
+                                         {.stage = 3, .whole_below = 60},
+                                         {.stage = 2, .keep_gradients = false},
+                                         {.stage = 1, .shard_size = 1},
+                                         {.stage = 2, .shard_size = 1},
+                                         {.stage = 3, .shard_size = 1},
+                                         {.shard_size = communicator.size()}});
   });
 }
 

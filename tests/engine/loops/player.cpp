@@ -197,9 +197,14 @@ class EnginePlayer final : public Player {
       : communicator_(communicator), options_(options) {}
   Trained& train(const std::shared_ptr<nn::Model>& model, const optim::OptimizerFactory& optimizer,
                  const EngineConfig& config) override {
-    EngineConfig ours = config;
-    ours.overlap = options_.overlap;
-    ours.more = options_.more;
+    EngineConfig ours = options_;
+    ours.accumulation_steps = config.accumulation_steps;
+    ours.reduce_each_micro_batch = config.reduce_each_micro_batch;
+    ours.clip_norm = config.clip_norm;
+    ours.on_nonfinite_gradient = config.on_nonfinite_gradient;
+    ours.broadcast_buffers = config.broadcast_buffers;
+    ours.ignored = config.ignored;
+    ours.loss_scale = config.loss_scale;
     models_.push_back(model);
     trained_.push_back(std::make_unique<EngineTrained>(*model, communicator_, optimizer, ours));
     return *trained_.back();

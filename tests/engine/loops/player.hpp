@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <zero/data/batch.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/optim/optimizer.hpp>
 

@@ -1,7 +1,7 @@
 #include <utility>
 
 #include <zero/distributed/agreement.hpp>
-#include <zero/engine/step_metrics.hpp>
+#include <zero/step_metrics.hpp>
 
 namespace zero {
 

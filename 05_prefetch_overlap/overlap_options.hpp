@@ -1,10 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-
-#include <zero/base/keys.hpp>
-#include <zero/optim/offload/options.hpp>
 
 namespace zero {
 
@@ -45,17 +41,6 @@ struct OverlapOptions {
   /// forward waits for its own parameters. Until then, parameters that another rank has updated may
   /// have old values here, or partly new ones: read them only between unshard() and reshard().
   bool defer_parameter_gather = false;
-  /// Where optimizer states are (optim::with_offload()); the same on all ranks. "none": with the
-  /// parameters. "host": in the host's memory; without a device that is the same. Otherwise a
-  /// folder on a disk.
-  std::string offload = "none";
-  /// Bytes of these states that are read, updated and written together.
-  std::int64_t offload_tile_bytes = optim::OffloadOptions{}.tile_bytes;
 };
-
-/// Their keys: stage, bucket_mib, in_flight_mib, lookahead (or "auto"), ahead_mib, whole_below (or
-/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather, offload, offload_tile_mib.
-/// A chapter that builds on these options declares them and its own.
-void declare(base::Keys& keys, OverlapOptions& options);
 
 }  // namespace zero

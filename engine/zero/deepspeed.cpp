@@ -2,82 +2,16 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
-#include <sstream>
 
 #include <zero/base/error.hpp>
 #include <zero/base/keys.hpp>
-#include <zero/base/mapped_file.hpp>
-#include <zero/train/mode_options.hpp>
+#include <zero/engine_config.hpp>
 
-namespace zero::train {
+namespace zero {
+
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr double kMib = 1 << 20;
-
-// Adds "lookahead=2" to `settings`: numbers and true keep their types, anything else is a string.
-// Overrides a setting of the file, but refuses to set a key twice.
-void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
-  const std::size_t sign = text.find('=');
-  if (sign == std::string::npos || sign == 0) {
-    throw Error(fmt::format(
-        "'{}' is no setting of a mode; write key=value, and no colon in the value: a folder with "
-        "one goes into the file of config=FILE",
-        text));
-  }
-  const std::string key = text.substr(0, sign), value = text.substr(sign + 1);
-  if (!given.insert(key).second) {
-    throw Error(fmt::format("'{}' is the second value of {}; give one", value, key));
-  }
-  const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
-  settings[key] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
-}
-
-std::string contents_of(const std::string& path) {
-  return base::read_file(path, fmt::format("the engine configuration '{}'", path));
-}
-
-// The rest of `text` after `key`, if it begins with `key`.
-std::optional<std::string> after(const std::string& key, const std::string& text) {
-  if (text.rfind(key, 0) != 0) return std::nullopt;
-  return text.substr(key.size());
-}
-
-}  // namespace
-
-ReadOptions read_mode_options(const std::string& text) {
-  if (const auto file = after("deepspeed=", text)) {
-    const std::string contents = contents_of(*file);
-    try {
-      return read_deepspeed_options(contents);
-    } catch (const Error& error) {
-      throw Error(fmt::format("{}: {}", *file, error.what()));
-    }
-  }
-  Json settings = Json::object();
-  std::istringstream parts(text);
-  std::set<std::string> given;
-  bool first = true;
-  for (std::string part; std::getline(parts, part, ':'); first = false) {
-    if (const auto file = after("config=", part); file && first) {
-      settings = base::json_object(contents_of(*file), *file);
-    } else {
-      add_setting(settings, given, part);
-    }
-  }
-  return {settings.dump(), {}};
-}
-
-std::string merged(const std::string& first, const std::string& second) {
-  Json all = base::json_object(first, "the options");
-  all.update(base::json_object(second, "the options"));
-  return all.dump();
-}
-
-namespace {
 
 constexpr const char* kDeepSpeed = "the DeepSpeed configuration";
 
@@ -133,22 +67,21 @@ void declare(base::Keys& keys, DeepSpeedOptions& o) {
       offload + " must have the device \"none\", \"cpu\", or \"nvme\" and an nvme_path, a folder");
 }
 
-std::string our_options(const DeepSpeedOptions& o) {
-  Json options = {{"stage", o.stage}};
+EngineConfig translated(const DeepSpeedOptions& o) {
+  EngineConfig config{
+      .stage = o.stage, .accumulation_steps = o.accumulation_steps, .clip_norm = o.clip_norm};
   if (o.bucket_elements > 0) {
-    const double mib = static_cast<double>(o.bucket_elements) * (o.bf16 || o.fp16 ? 2 : 4) / kMib;
-    options.update({{"bucket_mib", mib}, {"in_flight_mib", 2 * mib}});
+    config.bucket_bytes = o.bucket_elements * (o.bf16 || o.fp16 ? 2 : 4);
+    config.in_flight_bytes = 2 * config.bucket_bytes;
   }
-  if (o.prefetched == 0) options["lookahead"] = 0;
-  if (o.device != "none") options["offload"] = o.device == "cpu" ? "host" : o.folder;
-  if (o.accumulation_steps != 1) options["accumulation_steps"] = o.accumulation_steps;
-  if (o.clip_norm != 0) options["clip_norm"] = o.clip_norm;
-  return options.dump();
+  if (o.prefetched == 0) config.lookahead = 0;
+  if (o.device != "none") config.offload = o.device == "cpu" ? "host" : o.folder;
+  return config;
 }
 
 }  // namespace
 
-ReadOptions read_deepspeed_options(const std::string& json) {
+ReadConfig engine_config_from_deepspeed(const std::string& json) {
   Json values = Json::object(), read = Json::object();
   add_paths(values, "", base::json_object(json, kDeepSpeed));
   DeepSpeedOptions options;
@@ -171,7 +104,7 @@ ReadOptions read_deepspeed_options(const std::string& json) {
         "gradient_clipping is missing: nothing is clipped, where DeepSpeed 0.19.8 clips to a norm "
         "of 1");
   }
-  return {our_options(options), notes};
+  return {translated(options), notes};
 }
 
-}  // namespace zero::train
+}  // namespace zero

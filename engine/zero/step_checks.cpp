@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <zero/base/error.hpp>
-#include <zero/engine/step_checks.hpp>
+#include <zero/step_checks.hpp>
 
 namespace zero {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <zero/distributed/statement.hpp>
-#include <zero/engine/step_gradients.hpp>
+#include <zero/step_gradients.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {

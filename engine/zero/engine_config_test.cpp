@@ -3,10 +3,9 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tools/ladder/registry.hpp>
 #include <zero/base/keys.hpp>
-#include <zero/engine/engine_config.hpp>
-#include <zero/train/mode_options.hpp>
-#include <zero/train/registry.hpp>
+#include <zero/engine_config.hpp>
 
 namespace zero {
 namespace {
@@ -17,15 +16,25 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // The options of a mode of this name.
-OverlapOptions options_of(const std::string& mode) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  return base::options_from<OverlapOptions>(registry.options(mode));
+EngineConfig options_of(const std::string& mode) {
+  tools::Registry registry;
+  tools::register_all_chapters(registry);
+  return registry.config(mode);
+}
+
+TEST(Registry, NamesTheNearestModeForAnUnknownOne) {
+  tools::Registry registry;
+  registry.add({"zero1", "01_zero1", {"owner", "naive"}, nullptr});
+  registry.check("zero1");
+  registry.check("zero1:naive");
+  EXPECT_EQ(registry.modes(), (std::vector<std::string>{"zero1", "zero1:naive"}));
+  for (const char* wrong : {"zer1", "zero1:nave", "zero1:"}) {
+    expect_error([&] { registry.check(wrong); }, {"unknown mode '", "zero1:owner, zero1:naive"});
+  }
 }
 
 TEST(ModeOptions, OfACommandLine) {
-  const OverlapOptions options =
-      options_of("engine3:lookahead=2:bucket_mib=0.5:whole_below=hybrid");
+  const EngineConfig options = options_of("engine3:lookahead=2:bucket_mib=0.5:whole_below=hybrid");
   EXPECT_EQ(options.stage, 3);
   EXPECT_EQ(options.lookahead, 2);
   EXPECT_EQ(options.bucket_bytes, 512 << 10);
@@ -37,7 +46,7 @@ TEST(ModeOptions, OfACommandLine) {
       {"lookahead=two", "lookahead is \"two\""},
       {"bucket_mib=5:fast=1:more", "'more' is no setting"},
       {"bucket_mib=", "bucket_mib is \"\""},
-      {"stage=3", "stage is 3, but mode engine2 was asked for"},
+      {"stage=3", "mode engine2 was asked for"},
       {"clip_norm=1", "unknown key 'clip_norm'"},
       {"config=/not/there", "'/not/there': cannot be opened"},
       {"config=/tmp", "'/tmp': is not a regular file"},
@@ -85,20 +94,15 @@ TEST(ModeOptions, OfACommandLineBeginWithAFile) {
   };
   const std::string ours =
       ":config=" + file("engine.json", R"({"stage": 3, "lookahead": 4, "bucket_mib": 5})");
-  const OverlapOptions options = options_of("engine3" + ours + ":lookahead=2");
+  const EngineConfig options = options_of("engine3" + ours + ":lookahead=2");
   EXPECT_EQ(options.bucket_bytes, 5 << 20);
   EXPECT_EQ(options.lookahead, 2);
-  expect_error([&] { options_of("engine2" + ours); },
-               {"stage is 3, but mode engine2 was asked for"});
+  expect_error([&] { options_of("engine2" + ours); }, {"mode engine2 was asked for"});
   const std::string deepspeed =
       ":deepspeed=" +
       file("ds.json", R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}})");
   EXPECT_EQ(options_of("engine2" + deepspeed).bucket_bytes, 4000);
-  expect_error([&] { options_of("engine3" + deepspeed); },
-               {"stage is 2, but mode engine3 was asked for"});
-  const train::ReadOptions read = train::read_mode_options(
-      "deepspeed=" + file("more.json", R"({"gradient_clipping": 1, "optimizer": 3})"));
-  EXPECT_THAT(read.notes, ElementsAre("ignored of the DeepSpeed configuration: optimizer"));
+  expect_error([&] { options_of("engine3" + deepspeed); }, {"mode engine3 was asked for"});
 }
 
 TEST(EngineConfig, ReadsEveryKey) {
@@ -107,35 +111,35 @@ TEST(EngineConfig, ReadsEveryKey) {
           "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false, "keep_gradients": false,
           "reduce_in_float32": true, "reduce_each_micro_batch": true, "defer_parameter_gather": true, "on_nonfinite_gradient": "skip",
           "broadcast_buffers": true})");
-  EXPECT_EQ(config.overlap.stage, 2);
-  EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
-  EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
-  EXPECT_EQ(config.overlap.lookahead, 4);
-  EXPECT_EQ(config.overlap.whole_below, 1000);
-  EXPECT_FALSE(config.overlap.keep_buffers);
-  EXPECT_FALSE(config.overlap.keep_gradients);
+  EXPECT_EQ(config.stage, 2);
+  EXPECT_EQ(config.bucket_bytes, 512 << 10);
+  EXPECT_EQ(config.in_flight_bytes, 3 << 20);
+  EXPECT_EQ(config.lookahead, 4);
+  EXPECT_EQ(config.whole_below, 1000);
+  EXPECT_FALSE(config.keep_buffers);
+  EXPECT_FALSE(config.keep_gradients);
   EXPECT_TRUE(config.reduce_in_float32);
   EXPECT_TRUE(config.reduce_each_micro_batch);
   EXPECT_TRUE(config.broadcast_buffers);
-  EXPECT_TRUE(config.overlap.defer_parameter_gather);
+  EXPECT_TRUE(config.defer_parameter_gather);
   EXPECT_EQ(config.on_nonfinite_gradient, train::OnNonfiniteGradient::kSkip);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
   EXPECT_EQ(config.loss_scale.initial, 1024);
   const EngineConfig automatic = engine_config(R"({"lookahead": "auto", "ahead_mib": 64})");
-  EXPECT_EQ(automatic.overlap.lookahead, kAutoLookahead);
-  EXPECT_EQ(automatic.overlap.ahead_bytes, 64 << 20);
-  EXPECT_EQ(engine_config(R"({"whole_below": "hybrid"})").overlap.whole_below, 100'000'000);
+  EXPECT_EQ(automatic.lookahead, kAutoLookahead);
+  EXPECT_EQ(automatic.ahead_bytes, 64 << 20);
+  EXPECT_EQ(engine_config(R"({"whole_below": "hybrid"})").whole_below, 100'000'000);
 }
 
 TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
   const EngineConfig config = engine_config("{}");
-  EXPECT_EQ(config.overlap.stage, 3);
-  EXPECT_EQ(config.overlap.bucket_bytes, 25 << 20);
-  EXPECT_EQ(config.overlap.in_flight_bytes, 50 << 20);
-  EXPECT_EQ(config.overlap.lookahead, 1);
-  EXPECT_TRUE(config.overlap.keep_buffers);
-  EXPECT_FALSE(config.overlap.defer_parameter_gather);
+  EXPECT_EQ(config.stage, 3);
+  EXPECT_EQ(config.bucket_bytes, 25 << 20);
+  EXPECT_EQ(config.in_flight_bytes, 50 << 20);
+  EXPECT_EQ(config.lookahead, 1);
+  EXPECT_TRUE(config.keep_buffers);
+  EXPECT_FALSE(config.defer_parameter_gather);
   EXPECT_EQ(config.on_nonfinite_gradient, train::OnNonfiniteGradient::kError);
   EXPECT_EQ(config.accumulation_steps, 1);
   EXPECT_FALSE(config.reduce_each_micro_batch);
@@ -178,11 +182,11 @@ TEST(DeepSpeedConfig, IsReadForWhatPeopleHaveInIt) {
       R"({"gradient_accumulation_steps": 4, "gradient_clipping": 0.5, "bf16": {"enabled": true},
           "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e6,
             "stage3_prefetch_bucket_size": 0, "offload_optimizer": {"device": "cpu"}}})");
-  EXPECT_EQ(read.config.overlap.stage, 2);
-  EXPECT_EQ(read.config.overlap.bucket_bytes, 10'000'000);
-  EXPECT_EQ(read.config.overlap.in_flight_bytes, 20'000'000);
-  EXPECT_EQ(read.config.overlap.lookahead, 0);
-  EXPECT_EQ(read.config.overlap.offload, "host");
+  EXPECT_EQ(read.config.stage, 2);
+  EXPECT_EQ(read.config.bucket_bytes, 10'000'000);
+  EXPECT_EQ(read.config.in_flight_bytes, 20'000'000);
+  EXPECT_EQ(read.config.lookahead, 0);
+  EXPECT_EQ(read.config.offload, "host");
   EXPECT_EQ(read.config.accumulation_steps, 4);
   EXPECT_EQ(read.config.clip_norm, 0.5);
   EXPECT_THAT(read.notes, IsEmpty());
@@ -196,8 +200,8 @@ TEST(DeepSpeedConfig, HasDefaults) {
           "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto",
             "offload_optimizer": {"device": "none", "nvme_path": null}}})");
   EngineConfig plain;
-  plain.overlap.stage = 0;
-  EXPECT_EQ(mode_options(read.config), mode_options(plain));
+  plain.stage = 0;
+  EXPECT_EQ(base::text_of(read.config), base::text_of(plain));
   EXPECT_EQ(read.config.accumulation_steps, 1);
   EXPECT_EQ(read.config.clip_norm, 0);
   EXPECT_THAT(read.notes,
@@ -205,14 +209,14 @@ TEST(DeepSpeedConfig, HasDefaults) {
                           "gradient_accumulation_steps, zero_optimization.reduce_bucket_size, "
                           "zero_optimization.stage",
                           HasSubstr("gradient_clipping is missing: nothing is clipped")));
-  EXPECT_EQ(engine_config_from_deepspeed("{}").config.overlap.stage, 0);
+  EXPECT_EQ(engine_config_from_deepspeed("{}").config.stage, 0);
 }
 
 TEST(DeepSpeedConfig, CountsElementsByDtype) {
   const auto bucket = [](const std::string& dtype) {
     return engine_config_from_deepspeed(R"({"zero_optimization": {"reduce_bucket_size": 1000}, )" +
                                         dtype + "}")
-        .config.overlap.bucket_bytes;
+        .config.bucket_bytes;
   };
   EXPECT_EQ(bucket(R"("bf16": {"enabled": true})"), 2000);
   EXPECT_EQ(bucket(R"("fp16": {"enabled": true, "loss_scale": 0})"), 2000);
@@ -229,7 +233,7 @@ TEST(DeepSpeedConfig, NamesAllThatIsIgnored) {
             "zero_quantized_weights": true, "offload_param": {"device": "cpu"},
             "offload_optimizer": {"device": "nvme", "nvme_path": "/disk", "pin_memory": true}}})");
   EXPECT_EQ(mode_of(read.config), "engine3");
-  EXPECT_EQ(read.config.overlap.offload, "/disk");
+  EXPECT_EQ(read.config.offload, "/disk");
   EXPECT_THAT(read.notes,
               ElementsAre("ignored of the DeepSpeed configuration: "
                           "activation_checkpointing.cpu_checkpointing, fp16.loss_scale, stage, "
@@ -259,8 +263,8 @@ TEST(DeepSpeedConfig, RefusesWhatItCannotBe) {
 
 TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
   const EngineConfig config = engine_config(R"({"offload": "/disk", "offload_tile_mib": 0.5})");
-  EXPECT_EQ(config.overlap.offload, "/disk");
-  EXPECT_EQ(config.overlap.offload_tile_bytes, 1 << 19);
+  EXPECT_EQ(config.offload, "/disk");
+  EXPECT_EQ(config.offload_tile_bytes, 1 << 19);
   EXPECT_EQ(options_of("engine1:offload=/disk").offload, "/disk");
   EXPECT_EQ(options_of("engine1:offload=host").offload, "host");
   EXPECT_EQ(options_of("engine1").offload, "none");

@@ -8,10 +8,7 @@
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/engine/engine_config.hpp>
-#include <zero/engine/step_checks.hpp>
-#include <zero/engine/step_gradients.hpp>
-#include <zero/engine/step_metrics.hpp>
+#include <zero/engine_config.hpp>
 #include <zero/io/save_checkpoint.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/model.hpp>
@@ -19,6 +16,9 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/safetensors/spec.hpp>
+#include <zero/step_checks.hpp>
+#include <zero/step_gradients.hpp>
+#include <zero/step_metrics.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 namespace zero {
@@ -33,7 +33,7 @@ struct SaveOptions {
 /// Sharded data-parallel training for a program of your own. Every rank of `mesh` makes one over
 /// the same model and calls the same functions:
 ///
-///     zero::Engine engine(model, *communicator, zero::optim::adamw(), {.overlap = {.stage = 3}});
+///     zero::Engine engine(model, *communicator, zero::optim::adamw(), {.stage = 3});
 ///     for (const zero::data::Batch& batch : batches) {
 ///       const at::Tensor loss = engine.forward(batch);
 ///       engine.backward(loss);

@@ -15,28 +15,18 @@
 #include <zero/base/scoped_value.hpp>
 #include <zero/base/thousands.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/engine/engine.hpp>
+#include <zero/engine.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/held_folders.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/train/broadcast_buffers.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero {
 
 namespace {
 
 constexpr const char* kPosition = "position";  // among the notes of a checkpoint
-
-std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
-                                               const EngineConfig& config) {
-  const dist::CallScope call(arguments.mesh.world(), "Engine::Engine");
-  arguments.options = mode_options(config);
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  return registry.make(mode_of(config), std::move(arguments));
-}
 
 // All ranks throw if the rule throws on any.
 std::unique_ptr<nn::PlainModel> make_plain_model(torch::nn::Module& module, const dist::Mesh& mesh,

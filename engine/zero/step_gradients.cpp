@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include <zero/engine/step_gradients.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/step_gradients.hpp>
 #include <zero/train/unsharded_read.hpp>
 
 namespace zero {

@@ -2,20 +2,20 @@
 // take a new chapter without being edited. CMake gives the list: ZERO_CHAPTER(simple_ddp) and so
 // on.
 
-#include <zero/train/registry.hpp>
+#include <tools/ladder/registry.hpp>
 
 namespace zero {
 
-#define ZERO_CHAPTER(name) void register_##name(train::Registry& registry);
+#define ZERO_CHAPTER(name) void register_##name(tools::Registry& registry);
 ZERO_CHAPTERS
 #undef ZERO_CHAPTER
 
-namespace train {
+namespace tools {
 
 void ZERO_REGISTER_CHAPTERS(Registry& registry) {
 #define ZERO_CHAPTER(name) register_##name(registry);
   ZERO_CHAPTERS
 }
 
-}  // namespace train
+}  // namespace tools
 }  // namespace zero

@@ -1,0 +1,163 @@
+#include "registry.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
+#include <zero/base/names.hpp>
+#include <zero/base/program.hpp>
+#include <zero/distributed/agreement.hpp>
+
+namespace zero::tools {
+namespace {
+
+using Json = nlohmann::json;
+
+// Each default by its short name and, if `long_too`, by its long one; then the other variants.
+std::vector<std::string> names_of(const std::vector<StrategyEntry>& entries, bool long_too) {
+  std::vector<std::string> names;
+  for (const StrategyEntry& entry : entries) {
+    names.push_back(entry.name);
+    for (std::size_t v = long_too ? 0 : 1; v < entry.variants.size(); ++v) {
+      names.push_back(entry.name + ":" + entry.variants[v]);
+    }
+  }
+  return names;
+}
+
+// Adds "lookahead=2" to `settings`: numbers and true keep their types, anything else is a string.
+// Overrides a setting of the file, but refuses to set a key twice.
+void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
+  const std::size_t sign = text.find('=');
+  if (sign == std::string::npos || sign == 0) {
+    throw Error(fmt::format(
+        "'{}' is no setting of a mode; write key=value, and no colon in the value: a folder with "
+        "one goes into the file of config=FILE",
+        text));
+  }
+  const std::string key = text.substr(0, sign), value = text.substr(sign + 1);
+  if (!given.insert(key).second) {
+    throw Error(fmt::format("'{}' is the second value of {}; give one", value, key));
+  }
+  const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+  settings[key] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
+}
+
+std::string contents_of(const std::string& path) {
+  return base::read_file(path, fmt::format("the engine configuration '{}'", path));
+}
+
+// The rest of `text` after `key`, if it begins with `key`.
+std::optional<std::string> after(const std::string& key, const std::string& text) {
+  if (text.rfind(key, 0) != 0) return std::nullopt;
+  return text.substr(key.size());
+}
+
+// The options after the name of a mode: keys and their values, joined by colons. If "config=FILE"
+// comes first, the rest overrides what is in that file of JSON.
+Json settings_of(const std::string& text) {
+  Json settings = Json::object();
+  std::istringstream parts(text);
+  std::set<std::string> given;
+  bool first = true;
+  for (std::string part; std::getline(parts, part, ':'); first = false) {
+    if (const auto file = after("config=", part); file && first) {
+      settings = base::json_object(contents_of(*file), *file);
+    } else {
+      add_setting(settings, given, part);
+    }
+  }
+  return settings;
+}
+
+// "deepspeed=FILE", alone.
+ReadConfig from_deepspeed(const std::string& file) {
+  const std::string contents = contents_of(file);
+  try {
+    return engine_config_from_deepspeed(contents);
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", file, error.what()));
+  }
+}
+
+}  // namespace
+
+void Registry::add_engine(std::string name, std::string chapter,
+                          const std::vector<std::pair<std::string, EngineConfig>>& variants,
+                          bool rounds) {
+  StrategyEntry entry{std::move(name), std::move(chapter), {}, make_strategy, rounds};
+  for (const auto& [variant, preset] : variants) {
+    entry.variants.push_back(variant);
+    entry.presets.push_back(preset);
+  }
+  entry.declare = [name = entry.name](base::Keys& keys, EngineConfig& config) {
+    declare_strategy(keys, config);
+    keys.require([&config, name] { return mode_of(config) == name; },
+                 fmt::format("mode {} was asked for, whose name stands for the stage, shard_size "
+                             "and the parts of ZeRO++: these are those of another mode",
+                             name));
+  };
+  add(std::move(entry));
+}
+
+std::unique_ptr<train::Strategy> Registry::make(const std::string& mode,
+                                                train::StrategyArguments arguments) const {
+  const Found found = find(mode);
+  dist::Communicator& world = arguments.mesh.world();
+  dist::verify_same(world, "the mode", mode);
+  for (const std::string& note : found.notes) {
+    if (world.rank() == 0) log_error("note: " + note);
+  }
+  arguments.variant = found.variant;
+  arguments.mode = mode;
+  return found.entry.make(arguments, found.config);
+}
+
+std::vector<std::string> Registry::modes() const { return names_of(entries_, /*long_too=*/false); }
+
+std::vector<std::string> Registry::exact_modes() const {
+  std::vector<StrategyEntry> exact = entries_;
+  std::erase_if(exact, [](const StrategyEntry& entry) { return entry.rounds; });
+  return names_of(exact, /*long_too=*/false);
+}
+
+Registry::Found Registry::find(const std::string& mode) const {
+  const std::string name = mode.substr(0, mode.find(':'));
+  const auto entry = std::ranges::find(entries_, name, &StrategyEntry::name);
+  if (entry == entries_.end()) {
+    throw Error(base::unknown_name_message("mode", mode, names_of(entries_, /*long_too=*/true)));
+  }
+  const std::string variant =
+      name.size() == mode.size() ? entry->variants.front() : mode.substr(name.size() + 1);
+  const auto known = std::ranges::find(entry->variants, variant);
+  Found found{*entry, variant};
+  if (known != entry->variants.end()) {
+    const auto k = static_cast<std::size_t>(known - entry->variants.begin());
+    if (!entry->presets.empty()) found.config = entry->presets[k];
+    return found;
+  }
+  if (entry->presets.empty() || variant.find('=') == std::string::npos) {
+    throw Error(base::unknown_name_message("mode", mode, names_of(entries_, /*long_too=*/true)));
+  }
+  found.config = entry->presets.front();
+  Json settings = Json::object();
+  if (const auto file = after("deepspeed=", variant)) {
+    ReadConfig read = from_deepspeed(*file);
+    found.config = read.config;
+    found.notes = std::move(read.notes);
+  } else {
+    settings = settings_of(variant);
+  }
+  base::Keys keys("mode " + name);
+  entry->declare(keys, found.config);
+  keys.read(settings);
+  return found;
+}
+
+}  // namespace zero::tools
