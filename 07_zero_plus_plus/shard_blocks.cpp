@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <zero/quantization/quantize.hpp>
+#include "quantize.hpp"
 
 namespace zero {
 

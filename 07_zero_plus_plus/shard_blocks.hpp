@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include <zero/quantization/block_layout.hpp>
 #include <zero/train/flat/shard_layout.hpp>
+
+#include "block_layout.hpp"
 
 namespace zero {
 

@@ -159,6 +159,7 @@ function(zero_add_chapter chapter)
   set(programs ${small_programs} ${ARG_PROGRAMS})
   list(TRANSFORM programs REPLACE "(.+)" "${folder}/\\1.cpp")
   list(REMOVE_ITEM sources ${tests} ${programs})
+  list(FILTER sources EXCLUDE REGEX "_bench\\.cpp$")
 
   set(library "")
   if(sources)

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/kept_error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/scoped_value.hpp>
 #include <zero/base/thousands.hpp>
@@ -198,8 +199,10 @@ void Engine::backward(const at::Tensor& loss) {
                     micro_batches_ + 1, config_.accumulation_steps));
   }
   const dist::Statement found = checks_.before_backward(loss);
-  double mine = found.problem.empty() ? strategy_->passes().forwards().loss_terms(loss) : 0;
-  const Terms terms = with_micro_batch(mine, found);
+  auto known = std::optional<double>(0);
+  if (found.problem.empty()) known = strategy_->passes().forwards().loss_terms(loss);
+  const Terms terms = with_micro_batch(known, found);
+  const double mine = terms.stated ? known.value() : 1;
   checks_.begin_step();
   const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
   backward_threw_ = true;  // unless all that follows ends
@@ -221,21 +224,24 @@ void Engine::backward(const at::Tensor& loss) {
   backward_threw_ = false;
 }
 
-// What ranks tell each other before a backward. `mine`: the loss terms of this rank's micro-batch;
-// below 0 if it does not know them. Returns those of all ranks.
-std::vector<double> Engine::exchange(double mine, dist::Statement found) {
+// What ranks tell each other before a backward. `mine`: the loss terms of this rank's micro-batch,
+// if it knows them. Returns those of all ranks.
+std::vector<std::optional<double>> Engine::exchange(std::optional<double> mine,
+                                                    dist::Statement found) {
+  constexpr double kUnknown = -1;  // in the message
   const std::string of_batch =
-      mine < 0 ? "a loss of its own" : fmt::format("one of {} loss terms", mine);
+      mine ? fmt::format("one of {} loss terms", *mine) : "a loss of its own";
   found.topics.push_back(
       {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
   found.topics.push_back(
       {fmt::format("the order of units in forward ({})", train::Strategy::kSameOrder),
        strategy_->order_of_units()});
-  found.numbers = {mine};
-  std::vector<double> terms;
+  found.numbers = {mine.value_or(kUnknown)};
+  std::vector<std::optional<double>> terms;
   try {
     for (const auto& of_rank : dist::exchange(strategy_->mesh(), found)) {
-      terms.push_back(of_rank.front());
+      const double theirs = of_rank.front();
+      terms.push_back(theirs == kUnknown ? std::nullopt : std::optional(theirs));
     }
   } catch (const Error&) {
     strategy_->ranks_compared(/*same=*/false);
@@ -245,15 +251,15 @@ std::vector<double> Engine::exchange(double mine, dist::Statement found) {
   return terms;
 }
 
-Engine::Terms Engine::with_micro_batch(double& mine, const dist::Statement& found) {
+Engine::Terms Engine::with_micro_batch(std::optional<double> mine, const dist::Statement& found) {
   const dist::Mesh& mesh = strategy_->mesh();
-  const std::vector<double> all = exchange(mine, found);
+  const std::vector<std::optional<double>> all = exchange(mine, found);
   std::vector<int> without_forward;
   double sum = 0;
   for (int rank = 0; rank < mesh.world().size(); ++rank) {
-    const double theirs = all[static_cast<std::size_t>(rank)];
-    if (theirs < 0) without_forward.push_back(mesh.world().world_rank(rank));
-    if (mesh.shares(rank, {"pipeline", "tensor"})) sum += std::max(theirs, 0.0);
+    const std::optional<double> theirs = all[static_cast<std::size_t>(rank)];
+    if (!theirs) without_forward.push_back(mesh.world().world_rank(rank));
+    if (mesh.shares(rank, {"pipeline", "tensor"})) sum += theirs.value_or(0);
   }
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
@@ -271,10 +277,7 @@ Engine::Terms Engine::with_micro_batch(double& mine, const dist::Statement& foun
         "micro-batches count alike",
         micro_batches_ + 1, dist::ranks_text(without_forward)));
   }
-  if (!terms.stated) {
-    mine = 1;
-    sum = static_cast<double>(strategy_->communicator().size());
-  }
+  if (!terms.stated) sum = static_cast<double>(strategy_->communicator().size());
   if (micro_batches_ == 0) terms.of_first = sum;
   terms.all += sum;
   return terms;
@@ -328,9 +331,15 @@ bool Engine::step() {
   if (micro_batches_ < config_.accumulation_steps) return false;
   StepMetrics metrics;
   metrics.step = step_.number();
-  const bool updated = step_.end({.read = [this] { return losses_of_step(); },
-                                  .sync = [this] { strategy_->sync_parameters(); },
-                                  .drop = [this] { give_up_step(); }});
+  bool updated = false;
+  base::KeptError problem;
+  problem.keep([&] {
+    updated = step_.end(losses_of_step());
+    if (updated) strategy_->sync_parameters();
+  });
+  // All ranks have found the same. If a peer is lost, this error is said and not the next one.
+  if (problem.is_there()) problem.keep([this] { give_up_step(); });
+  problem.rethrow();
   if (meter_) {
     metrics.updated = updated;
     metrics.gradient_norm = updated ? gradient_norm() : 0;
@@ -338,7 +347,7 @@ bool Engine::step() {
     metrics.loss = step_.loss();
     meter_->measure(metrics);
   }
-  give_up_step();  // the step is over: drop what it has left
+  end_step();
   // The callback may call on_step(), which drops its meter.
   if (const auto meter = meter_) {
     const ScopedValue<bool> within(in_callback_, true);
@@ -350,6 +359,11 @@ bool Engine::step() {
 void Engine::give_up_step() {
   // After an exception this rank may join reductions that others have started in backward().
   const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
+  end_step();
+}
+
+// Drops what a step has left.
+void Engine::end_step() {
   gradients_.forget();
   checks_.end_step();
   backward_threw_ = false;

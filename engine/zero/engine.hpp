@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -195,8 +196,9 @@ class Engine {
     bool stated = true;  // by the batches; otherwise each counts as one
   };
   void begin_forward();
-  std::vector<double> exchange(double mine, dist::Statement found);
-  Terms with_micro_batch(double& mine, const dist::Statement& found);
+  std::vector<std::optional<double>> exchange(std::optional<double> mine, dist::Statement found);
+  Terms with_micro_batch(std::optional<double> mine, const dist::Statement& found);
+  void end_step();
   void verify_in_no_step(const char* call) const;
   void verify_backward_ended() const;
   void verify_outside_of_passes(const char* call) const;

@@ -7,7 +7,6 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine_config.hpp>
-#include <zero/optim/offload/offloaded.hpp>
 
 namespace zero {
 

@@ -6,9 +6,9 @@
 
 #include <05_prefetch_overlap/overlap_options.hpp>
 #include <07_zero_plus_plus/zero_plus_plus.hpp>
+#include <10_offload/offloaded.hpp>
 #include <zero/base/keys.hpp>
 #include <zero/distributed/mesh.hpp>
-#include <zero/optim/offload/options.hpp>
 #include <zero/train/loop/loss_scale.hpp>
 #include <zero/train/loop/step.hpp>
 

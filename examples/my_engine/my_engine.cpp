@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/engine.hpp>
 #include <zero/nn/defer.hpp>

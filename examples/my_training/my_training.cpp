@@ -3,6 +3,7 @@
 
 #include <03_zero3/zero3_sharding.hpp>
 #include <zero/base/error.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/defer.hpp>

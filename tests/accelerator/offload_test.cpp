@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include <10_offload/offloaded.hpp>
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/moved_to.hpp>
@@ -17,7 +18,6 @@
 #include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/offload/offloaded.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 

@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include <10_offload/offloaded.hpp>
+#include <10_offload/tile_file.hpp>
 #include <tests/support/disk.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
@@ -27,8 +29,6 @@
 #include <tests/support/whole_state.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/offload/offloaded.hpp>
-#include <zero/optim/offload/tile_file.hpp>
 #include <zero/optim/sgd.hpp>
 
 namespace zero::testing {

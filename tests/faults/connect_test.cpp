@@ -13,6 +13,7 @@
 #include <tests/support/port.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 
 namespace zero::testing {

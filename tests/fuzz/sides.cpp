@@ -272,10 +272,9 @@ class ModeSide final : public Side {
     if (!weights_.is_complete()) return false;
     const double factor = weights_.update_factor();
     if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
-    train::Step(*strategy_, {.clip_norm = program_.clip}, "Step")
-        .end({.read = [this] { return said_of_losses(); },
-              .sync = [this] { strategy_->sync_parameters(); },
-              .drop = [this] { give_up_step(); }});
+    if (train::Step(*strategy_, {.clip_norm = program_.clip}, "Step").end(said_of_losses())) {
+      strategy_->sync_parameters();
+    }
     give_up_step();
     return true;
   }

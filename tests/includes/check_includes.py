@@ -14,7 +14,6 @@ from pathlib import Path
 BELOW = {
     "base": [],
     "memory": ["base"],
-    "quantization": ["memory"],
     "distributed": ["memory"],
     "optim": ["memory"],
     "safetensors": ["base"],

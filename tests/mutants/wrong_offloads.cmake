@@ -1,5 +1,5 @@
 # Writes wrong_offloads.cpp: for each mutant the library's offload with one line changed, in a namespace of its own.
-set(folder "${PROJECT_SOURCE_DIR}/common/zero/optim/offload")
+set(folder "${PROJECT_SOURCE_DIR}/10_offload")
 set(right "")
 foreach(file tile_file.hpp offloaded.hpp tile_file.cpp offloaded.cpp)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${folder}/${file}")

@@ -9,11 +9,11 @@
 #include <chrono>
 #include <thread>
 
+#include <10_offload/offloaded.hpp>
 #include <tests/support/disk.hpp>
 #include <tests/support/offload.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/optim/offload/offloaded.hpp>
 
 namespace zero {
 namespace wrong {

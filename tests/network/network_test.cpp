@@ -20,6 +20,7 @@
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/base/error.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 
 namespace zero::testing {

@@ -37,6 +37,7 @@
 #include <vector>
 
 #include <05_prefetch_overlap/overlap.hpp>
+#include <10_offload/offloaded.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/disk.hpp>
 #include <zero/base/error.hpp>
@@ -49,7 +50,6 @@
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/optim/offload/offloaded.hpp>
 #include <zero/train/loop/trainer.hpp>
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.

@@ -15,6 +15,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>

@@ -27,7 +27,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/offload/options.hpp>
+#include <zero/optim/optimizer.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "checkpoints.hpp"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/quantization/block_layout.hpp>
+#include <07_zero_plus_plus/block_layout.hpp>
 
 #include "stages.hpp"
 

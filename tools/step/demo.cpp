@@ -14,7 +14,7 @@
 #include <tools/support/arguments.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/distributed/environment.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include <10_offload/offloaded.hpp>
 #include <grading/check.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/optim/offload/offloaded.hpp>
 
 namespace exercise_10d {
 

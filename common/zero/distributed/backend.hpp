@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/distributed/connect.hpp>
+#include <zero/distributed/connect_in_folder.hpp>
 #include <zero/distributed/reduction.hpp>
 #include <zero/distributed/work.hpp>
 

@@ -1,227 +1,14 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <fstream>
-#include <map>
-#include <thread>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/base/program.hpp>
-#include <zero/base/variable.hpp>
-#include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
-#include <zero/distributed/gloo/gloo_backend.hpp>
-#include <zero/distributed/host/host_backend.hpp>
-#include <zero/distributed/store/folder_store.hpp>
+#include <zero/distributed/store/connect_through.hpp>
 #include <zero/distributed/store/timed_store.hpp>
 
 namespace zero::dist {
 namespace {
-
-constexpr const char* kGaveUp = "gave up";
-
-// So that a rank that comes after all does not wait for this one.
-void tell_that_it_gave_up(const StorePtr& store, int rank) {
-  try {
-    store->set(kGaveUp, std::to_string(rank));
-  } catch (const std::exception&) {
-    // Rank 0, which serves the store, has given up, too.
-  }
-}
-
-std::vector<int> missing_of(const StorePtr& store, const std::vector<std::string>& keys) {
-  std::vector<int> missing;
-  for (std::size_t r = 0; r < keys.size(); ++r) {
-    if (!store->check({keys[r]})) missing.push_back(static_cast<int>(r));
-  }
-  return missing;
-}
-
-std::string text_of_ranks(const std::vector<int>& ranks, std::size_t size) {
-  return fmt::format("rank{} {} of {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), size);
-}
-
-// Returns when all have come, or says whom rank 0 waits for: nobody may have started them.
-// `said_by`: see RankEnvironment.
-void say_who_is_missing(const StorePtr& store, const std::vector<std::string>& keys,
-                        const std::string& said_by) {
-  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(3);
-  while (!store->check(keys)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    if (std::chrono::steady_clock::now() < soon) continue;
-    log_error(fmt::format("rank 0 waits for {}, as {} say{}",
-                          text_of_ranks(missing_of(store, keys), keys.size()), said_by,
-                          said_by.starts_with("SLURM") ? ": srun must start the program" : ""));
-    return;
-  }
-}
-
-// Names the missing ranks before the backend tries to connect; its own message would not.
-void wait_for_everybody(const StorePtr& store, int rank, int size,
-                        std::chrono::milliseconds timeout, const std::string& said_by) {
-  const auto key = [](int r) { return fmt::format("here/{}", r); };
-  store->set(key(rank), std::vector<std::uint8_t>{1});
-  std::vector<std::string> keys;
-  for (int r = 0; r < size; ++r) keys.push_back(key(r));
-  try {
-    if (rank == 0 && !said_by.empty()) say_who_is_missing(store, keys, said_by);
-    store->wait(keys, timeout);
-    if (store->check({kGaveUp})) {
-      throw Error(fmt::format("rank {} has waited for all ranks for {} s and given up",
-                              store->get_to_str(kGaveUp), timeout.count() / 1000.0));
-    }
-  } catch (const Error& error) {
-    throw Error(fmt::format("not all ranks came: {}", error.what()));
-  } catch (const std::exception& error) {
-    std::vector<int> missing;
-    try {
-      missing = missing_of(store, keys);
-    } catch (const std::exception&) {
-      throw Error(fmt::format("the store of rank 0 is gone: {}", first_line(error.what())));
-    }
-    tell_that_it_gave_up(store, rank);
-    throw Error(fmt::format(
-        "{} did not come within {} s: start {} ranks in all with the same address and port",
-        text_of_ranks(missing, keys.size()), timeout.count() / 1000.0, size));
-  }
-}
-
-std::string transport_of(const Place& place) {
-  const std::string transport = base::variable("ZERO_TRANSPORT").value_or(place.options.transport);
-  if (transport == "auto" || transport == "host" || transport == "tcp") return transport;
-  throw Error(fmt::format("transport '{}' is unknown: auto, host or tcp", transport));
-}
-
-// The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
-// system allow.
-std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
-  const std::string mode = tcp ? "tcp" : transport_of(place);
-  const int world_rank = place.store->call_log().world_rank(place.rank);
-  GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size, world_rank,
-                                   place.options.loopback, place.options.timeout);
-  std::string reason;
-  auto transport = HostTransport::open(place, /*wanted=*/mode != "tcp", reason);
-  if (mode == "host" && transport == nullptr) {
-    throw Error(fmt::format(
-        "the ranks cannot read each other's memory: {}; choose transport auto or tcp", reason));
-  }
-  auto gloo =
-      std::make_unique<GlooBackend>(place, std::move(group), fmt::format("TCP ({})", reason));
-  if (transport == nullptr) return gloo;
-  return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo));
-}
-
-struct Registered {
-  at::DeviceType device;
-  MakeBackend make;
-};
-
-std::map<std::string, Registered>& backends() {
-  static std::map<std::string, Registered> known{
-      {"gloo", {at::kCPU, [](Place& place) { return make_cpu_backend(place, /*tcp=*/false); }}}};
-  return known;
-}
-
-const Registered& backend(const std::string& name) {
-  const auto found = backends().find(name);
-  if (found != backends().end()) return found->second;
-  std::vector<std::string> known;
-  for (const auto& entry : backends()) known.push_back(entry.first);
-  throw Error(fmt::format("backend '{}' is not in this program, which has {}{}", name,
-                          fmt::join(known, ", "),
-                          name == "nccl" ? ": link zero::cuda and call dist::enable_nccl()" : ""));
-}
-
-Connection join(Place place);
-
-// The connection of a group of these ranks, of which this rank is rank `rank`.
-Connection split(const Place& place, int rank, const std::vector<int>& ranks,
-                 const std::string& label) {
-  Place group = place;
-  group.rank = rank;
-  group.size = static_cast<int>(ranks.size());
-  group.hosts.clear();
-  for (const int r : ranks) group.hosts.push_back(place.hosts[static_cast<std::size_t>(r)]);
-  StorePtr store;
-  if (group.size > 1) {
-    store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), place.store->store());
-  }
-  const auto server = std::find(ranks.begin(), ranks.end(), place.store->server());
-  group.store = std::make_shared<StoreExchange>(
-      store, rank, group.size, place.options.timeout,
-      server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin()));
-  std::vector<int> world_ranks;
-  for (const int r : ranks) world_ranks.push_back(place.store->call_log().world_rank(r));
-  group.store->call_log().set_world_ranks(std::move(world_ranks));
-  return join(std::move(group));
-}
-
-// Called by all ranks of the group that `place` describes.
-Connection join(Place place) {
-  Connection joined{.rank = place.rank, .size = place.size};
-  const auto& [device, make] = backend(place.options.backend);
-  if (device != at::kCPU) joined.device = make(place);
-  if (place.size > 1) {
-    // A GPU's driver may have memory that other processes cannot read.
-    joined.cpu = device == at::kCPU ? make(place) : make_cpu_backend(place, /*tcp=*/true);
-  }
-  joined.order = place.options.order;
-  joined.store = place.store;
-  joined.hosts = place.hosts;
-  joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,
-                                            const std::string& label) {
-    return split(place, rank, ranks, label);
-  };
-  return joined;
-}
-
-// The same text on all ranks of a host, and on no others. The name alone is often "localhost".
-std::string text_of_host(int rank) {
-  if (const int ranks = ranks_per_host(); ranks > 0) return std::to_string(rank / ranks);
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  std::string start;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
-  return fmt::format("{} {} {}", name, start, base::variable("GROUP_RANK").value_or(""));
-}
-
-// Numbers for these texts, by rank: that of the first rank with the same text.
-std::vector<int> hosts_of(const std::vector<std::string>& texts) {
-  std::vector<int> hosts;
-  for (const std::string& text : texts) {
-    hosts.push_back(static_cast<int>(std::find(texts.begin(), texts.end(), text) - texts.begin()));
-  }
-  return hosts;
-}
-
-// The ranks wait for each other for `patience` times the time limit.
-std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
-                                              int local_rank, ConnectOptions options,
-                                              int patience = 1, const std::string& said_by = "") {
-  options.timeout = time_limit(options.timeout);
-  // What can be refused is, before ranks wait for each other.
-  backend(options.backend);
-  link_rate();
-  ranks_per_host();
-  if (base::variable("ZERO_BETWEEN_HOSTS")) {
-    throw Error(
-        "ZERO_BETWEEN_HOSTS was removed: tensors go from each rank to each, over hosts too; unset "
-        "it");
-  }
-  StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
-  wait_for_everybody(store, rank, size, patience * options.timeout, said_by);
-  auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
-  std::vector<int> hosts = hosts_of(exchange->exchange(text_of_host(rank)));
-  auto link = Link::open(*exchange, rank, hosts);
-  return std::make_unique<Communicator>(join(
-      {rank, size, local_rank, std::move(exchange), options, std::move(hosts), std::move(link)}));
-}
 
 StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions store_options;
@@ -252,10 +39,6 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
 
 }  // namespace
 
-void add_backend(const std::string& name, at::DeviceType device, MakeBackend make) {
-  backends()[name] = {device, std::move(make)};
-}
-
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options) {
   if (environment.world_size == 1) return connect_alone(options);
@@ -269,28 +52,6 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                          environment.store_is_served ? -1 : 0, environment.rank,
                          environment.world_size, environment.local_rank, adjusted, patience,
                          environment.said_by);
-}
-
-std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
-                                                int size, ConnectOptions options) {
-  if (size == 1) return connect_alone(options);
-  options.loopback = true;
-  auto store = c10::make_intrusive<FolderStore>(folder);
-  store->setTimeout(time_limit(options.timeout));
-  return connect_through(store, /*server=*/-1, rank, size, /*local_rank=*/rank, options);
-}
-
-std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
-  auto exchange = std::make_shared<StoreExchange>(options.timeout);
-  return std::make_unique<Communicator>(
-      join({0, 1, /*local_rank=*/0, std::move(exchange), options, /*hosts=*/{0}}));
-}
-
-GroupPtr gloo_group_of(Communicator& communicator) {
-  Backend* backend = communicator.backend();
-  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
-  const auto* const gloo = dynamic_cast<GlooBackend*>(backend);
-  return gloo == nullptr ? nullptr : gloo->links().group;
 }
 
 }  // namespace zero::dist

@@ -23,6 +23,7 @@
 #include <zero/base/program.hpp>
 #include <zero/base/system_call.hpp>
 #include <zero/base/variable.hpp>
+#include <zero/distributed/environment.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/distributed/connect.hpp>
+#include <zero/distributed/connect_in_folder.hpp>
 
 /// Ranks on this machine without a launcher: one forked process for each.
 namespace zero::dist {

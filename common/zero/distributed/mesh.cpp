@@ -10,7 +10,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/distributed/connect.hpp>
+#include <zero/distributed/connect_in_folder.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>
 

@@ -24,6 +24,7 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
     }
     return all;
   }
+  bool can_offload() const override { return true; }
 
  private:
   std::vector<std::string> state_names(const AdamWOptions&) const override {

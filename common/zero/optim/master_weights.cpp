@@ -103,6 +103,7 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
     scale_ = scale;
   }
 
+  bool can_offload() const override { return inner_->can_offload(); }
   Settings settings() const override {
     Settings all = inner_->settings();
     if (keeps_masters_ && !all.kind.empty()) all.kind += " with master weights";

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include <zero/base/error.hpp>
-#include <zero/optim/offload/options.hpp>
 #include <zero/optim/optimizer.hpp>
 
 namespace zero::optim {
@@ -32,8 +31,6 @@ void Optimizer::set_gradient_scale(double scale) {
                   "it fp32 master weights (optim::with_master_weights)",
                   scale));
 }
-
-OffloadTraffic Optimizer::offload_traffic() const { return {}; }
 
 void Optimizer::scale_gradients(const std::vector<at::Tensor>& gradients, double factor) {
   at::_foreach_mul_(gradients, factor);

@@ -11,7 +11,13 @@
 
 namespace zero::optim {
 
-struct OffloadTraffic;
+/// What one rank has moved so far.
+struct OffloadTraffic {
+  std::int64_t read_bytes = 0;  ///< from the disk
+  std::int64_t written_bytes = 0;
+  std::int64_t to_host_bytes = 0;  ///< from a device
+  std::int64_t to_device_bytes = 0;
+};
 
 /// What a strategy needs from an optimizer: update, and forget parameters that other ranks own.
 ///
@@ -54,13 +60,16 @@ class Optimizer {
   /// elsewhere.
   virtual std::int64_t resident_bytes(std::int64_t state_bytes) const { return state_bytes; }
 
+  /// Whether with_offload() can keep its states on a disk: it updates each element by that
+  /// element's states alone, a part of a parameter like the whole.
+  virtual bool can_offload() const { return false; }
   /// Whether states are elsewhere (with_offload()). step() may then fail on one rank alone, so that
   /// all ranks have to agree on how it ended; there is no room for all states where the parameters
   /// are. The same on all ranks.
   virtual bool is_offloaded() const { return false; }
 
   /// What it has moved since it was made; zeros if nothing is elsewhere.
-  virtual OffloadTraffic offload_traffic() const;
+  virtual OffloadTraffic offload_traffic() const { return {}; }
   /// Reads and writes all states that are on a disk once, as a step does, and changes nothing: to
   /// measure the disk. @throws zero::Error if it fails.
   virtual void stream_offloaded() {}

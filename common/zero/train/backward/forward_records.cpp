@@ -40,11 +40,12 @@ std::vector<ForwardRecords::Record> ForwardRecords::of(const at::Tensor& loss) c
   return found;
 }
 
-double ForwardRecords::loss_terms(const at::Tensor& loss) const {
+std::optional<double> ForwardRecords::loss_terms(const at::Tensor& loss) const {
   const std::vector<Record> records = of(loss);
+  if (records.empty()) return std::nullopt;
   double sum = 0;
   for (const Record& record : records) sum += static_cast<double>(record.loss_terms);
-  return records.empty() ? -1 : sum / static_cast<double>(records.size());
+  return sum / static_cast<double>(records.size());
 }
 
 void ForwardRecords::verify_fresh(const at::Tensor& loss) const {

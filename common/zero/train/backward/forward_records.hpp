@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace zero::train {
@@ -28,8 +29,8 @@ class ForwardRecords {
   std::int64_t version() const { return version_; }
 
   /// Number of loss terms (data::Batch) of the forward that `loss` was computed from; the mean if
-  /// there were several, -1 if there was none.
-  double loss_terms(const at::Tensor& loss) const;
+  /// there were several, nothing if there was none.
+  std::optional<double> loss_terms(const at::Tensor& loss) const;
 
   /// Throws zero::Error if the weights have changed since one of those forwards.
   void verify_fresh(const at::Tensor& loss) const;

@@ -16,7 +16,7 @@ TEST(ForwardRecords, KnowTheLossTermsOfWhatALossIsMadeOf) {
   EXPECT_EQ(records.loss_terms(a), 4);
   EXPECT_EQ(records.loss_terms(b / 3), 8);
   EXPECT_EQ(records.loss_terms(a + 2 * b), 6);  // as many as one forward of their mean
-  EXPECT_EQ(records.loss_terms(weight.prod()), -1);
+  EXPECT_EQ(records.loss_terms(weight.prod()), std::nullopt);
 }
 
 TEST(ForwardRecords, RefuseALossOfWhichAPartIsOlderThanTheWeights) {

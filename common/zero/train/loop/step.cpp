@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <exception>
 #include <limits>
 #include <numeric>
 
@@ -119,22 +118,12 @@ double Step::exchange(Losses losses, bool is_end) {
   return std::accumulate(sums.begin(), sums.end(), 0.0) / losses.all_terms;
 }
 
-bool Step::end(const Calls& calls) {
-  try {
-    loss_ = exchange(calls.read(), /*is_end=*/true);
-    const bool updated = update();
-    memory::mark("sync");
-    if (updated) calls.sync();
-    ++(updated ? updates_ : skipped_);
-    return updated;
-  } catch (...) {
-    // All ranks have found the same. If a peer is lost, report that error and not the next one.
-    try {
-      calls.drop();
-    } catch (const std::exception&) {
-    }
-    throw;
-  }
+bool Step::end(const Losses& losses) {
+  loss_ = exchange(losses, /*is_end=*/true);
+  const bool updated = update();
+  ++(updated ? updates_ : skipped_);
+  memory::mark("sync");
+  return updated;
 }
 
 bool Step::update() {

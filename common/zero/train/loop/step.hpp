@@ -3,7 +3,6 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,18 +66,14 @@ class Step {
   /// loss is not finite.
   double mean_loss(const Losses& losses) { return exchange(losses, /*is_end=*/false); }
 
-  struct Calls {
-    std::function<Losses()> read;  ///< this rank's losses; the host waits for a device
-    std::function<void()> sync;    ///< after an update: Strategy::sync_parameters()
-    std::function<void()> drop;    ///< after an error: drops the gradients
-  };
-  /// Clips and updates, after backward() of the last micro-batch. Blocks. Returns whether it
-  /// updated: if a gradient is not finite on any rank, no rank does, and the step is skipped if the
+  /// Clips and updates, after backward() of the last micro-batch. `losses`: of this rank. Blocks.
+  /// Returns whether it updated; Strategy::sync_parameters() must follow then. After an error the
+  /// caller drops the gradients. If a gradient is not finite on any rank, no rank does, and the step is skipped if the
   /// loss scale can be halved or the options say so. Throws zero::Error on all ranks otherwise, if
   /// a loss is not finite, if they have said something that is wrong or have other settings of
   /// their optimizers, or if programs have written other values into parameters or at a time at
   /// which a write does not count. Ranks tell each other all of that in one exchange.
-  bool end(const Calls& calls);
+  bool end(const Losses& losses);
   /// The mean over all terms in the last end().
   double loss() const { return loss_; }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/kept_error.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/train/loop/trainer.hpp>
 
@@ -60,9 +61,15 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const std::vector<double> losses = run_micro_batches(
       micro_batches, all_terms, [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
   memory::mark("optimizer");
-  const bool updated = step_.end({.read = [&] { return of_step(losses, micro_batches, all_terms); },
-                                  .sync = [this] { sync_parameters(); },
-                                  .drop = [this] { strategy_.zero_grad(); }});
+  bool updated = false;
+  base::KeptError problem;
+  problem.keep([&] {
+    updated = step_.end(of_step(losses, micro_batches, all_terms));
+    if (updated) sync_parameters();
+  });
+  // All ranks have found the same. If a peer is lost, this error is said and not the next one.
+  if (problem.is_there()) problem.keep([this] { strategy_.zero_grad(); });
+  problem.rethrow();
   result.loss = step_.loss();
   watch.end_of(&PhaseSeconds::optimizer);
   result.skipped = !updated;

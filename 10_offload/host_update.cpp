@@ -1,3 +1,5 @@
+#include "host_update.hpp"
+
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
@@ -12,7 +14,6 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/optim/offload/host_update.hpp>
 #include <zero/optim/optimizer_around.hpp>
 
 namespace zero::optim {

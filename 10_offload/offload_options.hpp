@@ -19,12 +19,4 @@ struct OffloadOptions {
   bool says_how = true;
 };
 
-/// What one rank has moved so far.
-struct OffloadTraffic {
-  std::int64_t read_bytes = 0;  ///< from the disk
-  std::int64_t written_bytes = 0;
-  std::int64_t to_host_bytes = 0;  ///< from a device
-  std::int64_t to_device_bytes = 0;
-};
-
 }  // namespace zero::optim

@@ -1,3 +1,5 @@
+#include "quantize.hpp"
+
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -9,8 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#include <zero/quantization/quantize.hpp>
-#include <zero/quantization/quantize_by_operations.hpp>
+#include "quantize_by_operations.hpp"
 
 namespace zero::quantization {
 namespace {

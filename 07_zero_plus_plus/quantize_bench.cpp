@@ -12,7 +12,8 @@
 
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
-#include <zero/quantization/quantize.hpp>
+
+#include "quantize.hpp"
 
 namespace zero::quantization {
 namespace {

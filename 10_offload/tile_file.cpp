@@ -16,7 +16,8 @@
 #include <zero/base/program.hpp>
 #include <zero/base/system_call.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/offload/tile_file.hpp>
+
+#include "tile_file.hpp"
 
 namespace zero::optim {
 namespace {

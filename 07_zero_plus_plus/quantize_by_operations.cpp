@@ -1,11 +1,11 @@
+#include "quantize_by_operations.hpp"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 
 #include <limits>
-
-#include <zero/quantization/quantize_by_operations.hpp>
 
 namespace zero::quantization {
 namespace {

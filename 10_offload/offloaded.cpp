@@ -1,3 +1,5 @@
+#include "offloaded.hpp"
+
 #include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -10,10 +12,10 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/optim/offload/host_update.hpp>
-#include <zero/optim/offload/offloaded.hpp>
-#include <zero/optim/offload/tile_file.hpp>
 #include <zero/optim/optimizer_around.hpp>
+
+#include "host_update.hpp"
+#include "tile_file.hpp"
 
 namespace zero::optim {
 namespace {
@@ -57,8 +59,8 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
   Offloaded(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters,
             const OffloadOptions& options)
       : OptimizerAround(make, parameters, &idle_slot), file_(options) {
-    const std::string kind = inner_->settings().kind;
-    if (kind != "AdamW" && kind != "AdamW with master weights") {
+    if (!inner_->can_offload()) {
+      const std::string kind = inner_->settings().kind;
       throw Error(fmt::format(
           "the states of {} cannot be offloaded; those of optim::adamw() can, with or without "
           "optim::with_master_weights() inside: take it, or leave out the offload",

@@ -1,6 +1,8 @@
 // AdamW with its states on a disk beside AdamW in memory: the same bits, whatever the sizes of
 // tiles and parameters, and nothing half-updated that anybody could go on with.
 
+#include "offloaded.hpp"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -19,10 +21,10 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/offload/host_update.hpp>
-#include <zero/optim/offload/offloaded.hpp>
-#include <zero/optim/offload/tile_file.hpp>
 #include <zero/optim/sgd.hpp>
+
+#include "host_update.hpp"
+#include "tile_file.hpp"
 
 namespace zero::optim {
 namespace {

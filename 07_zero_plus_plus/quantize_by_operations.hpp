@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-#include <zero/quantization/block_layout.hpp>
+#include "block_layout.hpp"
 
 namespace zero::quantization {
 

@@ -1,6 +1,8 @@
 // Quantized values: their bytes, how far they are from the originals, and that the same values have
 // the same bytes however they are quantized.
 
+#include "quantize.hpp"
+
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -19,8 +21,8 @@
 #include <limits>
 
 #include <tests/support/tensors.hpp>
-#include <zero/quantization/quantize.hpp>
-#include <zero/quantization/quantize_by_operations.hpp>
+
+#include "quantize_by_operations.hpp"
 
 namespace zero::quantization {
 namespace {

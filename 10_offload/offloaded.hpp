@@ -1,7 +1,8 @@
 #pragma once
 
-#include <zero/optim/offload/options.hpp>
 #include <zero/optim/optimizer.hpp>
+
+#include "offload_options.hpp"
 
 namespace zero::optim {
 

@@ -1,6 +1,8 @@
 // Tiles on a disk by themselves: what is read, what is written and when, and every way in which a
 // disk fails.
 
+#include "tile_file.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -19,7 +21,6 @@
 #include <tests/support/in_process.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/watched_disk.hpp>
-#include <zero/optim/offload/tile_file.hpp>
 
 namespace zero::optim {
 namespace {

@@ -18,7 +18,8 @@
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/optim/offload/offloaded.hpp>
+
+#include "offloaded.hpp"
 
 namespace zero::optim {
 namespace {

@@ -1,6 +1,6 @@
-#include <c10/util/Exception.h>
+#include "block_layout.hpp"
 
-#include <zero/quantization/block_layout.hpp>
+#include <c10/util/Exception.h>
 
 namespace zero::quantization {
 BlockLayout::BlockLayout(const std::vector<std::int64_t>& segments, Format format)

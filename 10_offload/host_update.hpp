@@ -2,7 +2,6 @@
 
 // Private to zero/optim/offload.
 
-#include <zero/optim/offload/options.hpp>
 #include <zero/optim/optimizer.hpp>
 
 namespace zero::optim {

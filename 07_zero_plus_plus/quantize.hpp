@@ -2,7 +2,7 @@
 
 #include <torch/types.h>
 
-#include <zero/quantization/block_layout.hpp>
+#include "block_layout.hpp"
 
 /// Quantized values of a BlockLayout, such as the parameters that qwZ of ZeRO++ gathers and the
 /// gradients that its qgZ exchanges. A rank calls these functions by itself. They use one thread on

@@ -1,8 +1,8 @@
 // Where blocks begin and end, how many bytes they take, and which layouts are refused.
 
-#include <gtest/gtest.h>
+#include "block_layout.hpp"
 
-#include <zero/quantization/block_layout.hpp>
+#include <gtest/gtest.h>
 
 namespace zero::quantization {
 namespace {

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
-#include <zero/optim/offload/options.hpp>
+#include <zero/optim/optimizer.hpp>
+
+#include "offload_options.hpp"
 
 namespace zero::optim {
 
