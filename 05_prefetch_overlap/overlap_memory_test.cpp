@@ -19,7 +19,7 @@ using testing::small_buckets;
 using testing::Toy;
 
 // Its shard is the model, and there is nobody to gather from.
-TEST(Overlap, ARankByItselfGathersNothing) {
+TEST(ShardedDataParallel, ARankByItselfGathersNothing) {
   on_ranks(1, [](dist::Communicator& communicator) {
     OverlapRun<Medium> run(communicator, {.stage = 3});
     run.step(0);
@@ -30,7 +30,7 @@ TEST(Overlap, ARankByItselfGathersNothing) {
 }
 
 // As the allocator sees it: gradients of all units at once, unless few may be in flight.
-TEST(Overlap, GradientsDoNotPileUp) {
+TEST(ShardedDataParallel, GradientsDoNotPileUp) {
   on_ranks(2, [](dist::Communicator& communicator) {
     std::int64_t shards = 0, all = 0, largest = 0;
     const auto peak_of = [&](std::int64_t in_flight_bytes) {
@@ -68,7 +68,7 @@ int threads() {
 TEST(OverlapSlow, AThousandStepsLeaveNothingBehind) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
-      OverlapOptions options = small_buckets(stage);
+      ShardingOptions options = small_buckets(stage);
       options.lookahead = kAutoLookahead;
       OverlapRun<Toy> run(communicator, options);
       std::int64_t live = 0;
@@ -87,7 +87,7 @@ TEST(OverlapSlow, AThousandStepsLeaveNothingBehind) {
 }
 
 // Neither gathered nor copied: a window of the shard, before, between and after steps.
-TEST(Overlap, KeepsWhatLiesInItsShardInPlace) {
+TEST(ShardedDataParallel, KeepsWhatLiesInItsShardInPlace) {
   on_ranks(2, [](dist::Communicator& communicator) {
     OverlapRun<Medium> run(communicator);
     for (int step = 0; step < 3; ++step) {
@@ -120,7 +120,7 @@ struct EqualUnits : Toy {
   }
 };
 
-TEST(Overlap, AllocatesMoreOftenWithoutKeptBuffers) {
+TEST(ShardedDataParallel, AllocatesMoreOftenWithoutKeptBuffers) {
   on_ranks(2, [](dist::Communicator& communicator) {
     std::vector<std::int64_t> allocations;
     for (const bool keep : {true, false}) {
@@ -136,7 +136,7 @@ TEST(Overlap, AllocatesMoreOftenWithoutKeptBuffers) {
 }
 
 // Its bytes are kept for the next step, unless the caller still has the gradient.
-TEST(Overlap, DoesNotWriteIntoAGradientThatTheCallerKeeps) {
+TEST(ShardedDataParallel, DoesNotWriteIntoAGradientThatTheCallerKeeps) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       OverlapRun<Toy> run(communicator, {.stage = stage});
@@ -160,7 +160,7 @@ TEST(Overlap, DoesNotWriteIntoAGradientThatTheCallerKeeps) {
   });
 }
 
-TEST(Overlap, HoldsNoMoreUnderWayThanAllowed) {
+TEST(ShardedDataParallel, HoldsNoMoreUnderWayThanAllowed) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {0, 2, 3}) {
       OverlapRun<Medium> run(
@@ -174,7 +174,7 @@ TEST(Overlap, HoldsNoMoreUnderWayThanAllowed) {
 
 // The bound of the lesson: the shards, and while a unit runs, it, `lookahead` more, the one that is
 // being resharded, and the root.
-TEST(Overlap, HoldsTheUnitsAheadAndNoMore) {
+TEST(ShardedDataParallel, HoldsTheUnitsAheadAndNoMore) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const std::int64_t lookahead : {0, 1, 2}) {
       OverlapRun<Medium> run(communicator, {.lookahead = lookahead});
@@ -197,7 +197,7 @@ TEST(Overlap, HoldsTheUnitsAheadAndNoMore) {
 // and one ahead, gradients that are filled and that are in flight, less the root's shard of
 // gradients, which is still to come. So are those of two units where they are not kept from step to
 // step.
-TEST(Overlap, HoldsItsShardsTheRootAndFourUnits) {
+TEST(ShardedDataParallel, HoldsItsShardsTheRootAndFourUnits) {
   on_ranks(2, [](dist::Communicator& communicator) {
     std::int64_t beside[2];
     for (const bool keep : {false, true}) {
@@ -221,13 +221,13 @@ TEST(Overlap, HoldsItsShardsTheRootAndFourUnits) {
   });
 }
 
-TEST(Overlap, GradientsHaveTheSameBytesInEveryStep) {
+TEST(ShardedDataParallel, GradientsHaveTheSameBytesInEveryStep) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const bool keep : {true, false}) {
         SCOPED_TRACE("stage " + std::to_string(stage) + (keep ? " keeps" : " gives back"));
         OverlapRun<Medium> run(communicator, {.stage = stage, .keep_gradients = keep});
-        const Overlap& strategy = run.strategy;
+        const ShardedDataParallel& strategy = run.strategy;
         const std::size_t last = strategy.buckets().back().members().back();
         // The root's shards come last in backward and are never kept.
         const std::int64_t root = stage < 2 ? 0 : strategy.buckets().front().shard_bytes();
@@ -258,7 +258,7 @@ TEST(Overlap, GradientsHaveTheSameBytesInEveryStep) {
 }
 
 // Two reductions without zero_grad() between them: what somebody has of the first stays.
-TEST(Overlap, AGradientThatIsHeldSurvivesTheNextReduction) {
+TEST(ShardedDataParallel, AGradientThatIsHeldSurvivesTheNextReduction) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {2, 3}) {
       OverlapRun<Medium> run(communicator, {.stage = stage});
@@ -275,7 +275,7 @@ TEST(Overlap, AGradientThatIsHeldSurvivesTheNextReduction) {
   });
 }
 
-TEST(Overlap, KeepsNothingAfterAnEvaluationOrAReading) {
+TEST(ShardedDataParallel, KeepsNothingAfterAnEvaluationOrAReading) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE("stage " + std::to_string(stage));

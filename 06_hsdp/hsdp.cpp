@@ -58,11 +58,12 @@ train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type)
   return transfers;
 }
 
-std::unique_ptr<Overlap> make_hsdp(const train::StrategyArguments& arguments,
-                                   const OverlapOptions& options, std::int64_t shard_size) {
+std::unique_ptr<ShardedDataParallel> make_hsdp(const train::StrategyArguments& arguments,
+                                               const ShardingOptions& options,
+                                               std::int64_t shard_size) {
   const train::StrategyArguments groups = arguments.with_shards(shard_size);
-  return std::make_unique<Overlap>(groups, options,
-                                   hsdp_transfers(groups.mesh, arguments.reduce_type));
+  return std::make_unique<ShardedDataParallel>(groups, options,
+                                               hsdp_transfers(groups.mesh, arguments.reduce_type));
 }
 
 }  // namespace zero

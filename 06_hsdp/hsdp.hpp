@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/train/flat/transfers.hpp>
 
@@ -52,7 +52,8 @@ train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type)
 /// Chapter 05 with these transfers, at stage 1, 2 or 3. `shard_size`: S, or
 /// dist::Mesh::kRanksOfHost; the same on all ranks. Called by all ranks; blocks. Throws zero::Error
 /// on all ranks if groups of that size do not fill the ranks.
-std::unique_ptr<Overlap> make_hsdp(const train::StrategyArguments& arguments,
-                                   const OverlapOptions& options, std::int64_t shard_size);
+std::unique_ptr<ShardedDataParallel> make_hsdp(const train::StrategyArguments& arguments,
+                                               const ShardingOptions& options,
+                                               std::int64_t shard_size);
 
 }  // namespace zero

@@ -33,14 +33,14 @@ struct Even : Toy {
 };
 
 struct HsdpOptions {
-  OverlapOptions overlap;
+  ShardingOptions overlap = {};
   std::int64_t shard_size;
 };
 
 template <class Model>
-struct HsdpRun : testing::ToyRun<Overlap, Model> {
+struct HsdpRun : testing::ToyRun<ShardedDataParallel, Model> {
   HsdpRun(dist::Communicator& communicator, const HsdpOptions& options)
-      : testing::ToyRun<Overlap, Model>(communicator, [&](const auto& arguments) {
+      : testing::ToyRun<ShardedDataParallel, Model>(communicator, [&](const auto& arguments) {
           return make_hsdp(arguments, options.overlap, options.shard_size);
         }) {}
   dist::Communicator& replicas() const { return this->strategy.mesh().along("replica"); }
@@ -213,8 +213,8 @@ TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
   on_ranks(3, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2, 3}) {
       HsdpRun<Toy> groups(communicator, {{.stage = stage}, 3});
-      testing::ToyRun<Overlap> all(communicator, "", train::Ownership::kBySize,
-                                   OverlapOptions{.stage = stage});
+      testing::ToyRun<ShardedDataParallel> all(communicator, "", train::Ownership::kBySize,
+                                               ShardingOptions{.stage = stage});
       for (int s = 0; s < 3; ++s) {
         EXPECT_EQ(testing::training_bytes(groups.step(s)), testing::training_bytes(all.step(s)));
       }

@@ -233,7 +233,7 @@ TEST_P(QgzOnMesh, SendsInsideAndBetweenWhatTheFormulasSay) {
 }
 
 // One bucket in the first hop, and the second hops of those before it.
-std::int64_t peak_of_reductions(const Overlap& strategy, const Shape& shape) {
+std::int64_t peak_of_reductions(const ShardedDataParallel& strategy, const Shape& shape) {
   const std::int64_t n = shape.ranks(), r = shape.replicas;
   std::int64_t between = 0, peak = 0;
   for (std::size_t b = strategy.buckets().size(); b-- > 0;) {

@@ -23,21 +23,21 @@ using testing::shards_of;
 using testing::sum_over_buffers;
 using testing::ZeroPlusPlusRun;
 
-std::int64_t packed_shards_of(const Overlap& strategy, bool with_root = true) {
+std::int64_t packed_shards_of(const ShardedDataParallel& strategy, bool with_root = true) {
   return sum_over_buffers(
       strategy, [](const auto& buffer) { return packed_bytes(buffer.layout(), 8); }, with_root);
 }
 
 // Copies what it computes with: parameters of a unit after its forward and before its backward.
-struct Watched final : Overlap {
+struct Watched final : ShardedDataParallel {
   Watched(const train::StrategyArguments& groups, const ZeroPlusPlusOptions& options)
-      : Overlap(groups, {}, zero_plus_plus_transfers(groups.mesh, options)) {}
+      : ShardedDataParallel(groups, {}, zero_plus_plus_transfers(groups.mesh, options)) {}
   void post_forward(std::size_t unit) override {
     copy(unit, in_forward);
-    Overlap::post_forward(unit);
+    ShardedDataParallel::post_forward(unit);
   }
   void pre_backward(std::size_t unit) override {
-    Overlap::pre_backward(unit);
+    ShardedDataParallel::pre_backward(unit);
     copy(unit, in_backward);
   }
   void copy(std::size_t unit, std::vector<at::Tensor>& to) {
@@ -73,7 +73,7 @@ void on_options(const Shape& shape,
 
 // Every value is within half a step of its block, and somewhere it is another one.
 void expect_rounded(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& weights,
-                    const Overlap& strategy) {
+                    const ShardedDataParallel& strategy) {
   constexpr std::int64_t kBlock = 2048;
   std::int64_t differ = 0;
   for (const train::FlatParameters& buffer : strategy.buckets()) {

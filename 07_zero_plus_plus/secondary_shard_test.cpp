@@ -143,8 +143,8 @@ TEST_P(HpzOnMesh, HoldsTheUnitsAheadAndNoMore) {
 TEST(Hpz, OneGroupIsChapter05) {
   on_ranks(3, [](dist::Communicator& communicator) {
     ZeroPlusPlusRun<> one_group(communicator, {.group_size = 3, .secondary_shards = true});
-    testing::ToyRun<Overlap, testing::Odd> plain(communicator, "", train::Ownership::kBySize,
-                                                 OverlapOptions{});
+    testing::ToyRun<ShardedDataParallel, testing::Odd> plain(
+        communicator, "", train::Ownership::kBySize, ShardingOptions{});
     for (int s = 0; s < 2; ++s) {
       EXPECT_EQ(testing::training_bytes(one_group.step(s)), testing::training_bytes(plain.step(s)));
     }

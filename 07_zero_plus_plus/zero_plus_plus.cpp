@@ -62,11 +62,12 @@ train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh,
   return transfers;
 }
 
-std::unique_ptr<Overlap> make_zero_plus_plus(const train::StrategyArguments& arguments,
-                                             const OverlapOptions& options,
-                                             const ZeroPlusPlusOptions& parts) {
+std::unique_ptr<ShardedDataParallel> make_zero_plus_plus(const train::StrategyArguments& arguments,
+                                                         const ShardingOptions& options,
+                                                         const ZeroPlusPlusOptions& parts) {
   const train::StrategyArguments groups = arguments.with_shards(parts.group_size);
-  return std::make_unique<Overlap>(groups, options, zero_plus_plus_transfers(groups.mesh, parts));
+  return std::make_unique<ShardedDataParallel>(groups, options,
+                                               zero_plus_plus_transfers(groups.mesh, parts));
 }
 
 }  // namespace zero

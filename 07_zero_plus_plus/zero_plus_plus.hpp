@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/train/flat/transfers.hpp>
 
@@ -61,8 +61,8 @@ train::Transfers zero_plus_plus_transfers(const dist::Mesh& groups,
 /// As in engine3 all ranks, of all groups, must run the same units in the same order. `options`: at
 /// stage 3, and as `parts` the same on all ranks. Called by all ranks; blocks. Throws zero::Error
 /// on all ranks if groups of that size do not fill the ranks.
-std::unique_ptr<Overlap> make_zero_plus_plus(const train::StrategyArguments& arguments,
-                                             const OverlapOptions& options,
-                                             const ZeroPlusPlusOptions& parts);
+std::unique_ptr<ShardedDataParallel> make_zero_plus_plus(const train::StrategyArguments& arguments,
+                                                         const ShardingOptions& options,
+                                                         const ZeroPlusPlusOptions& parts);
 
 }  // namespace zero

@@ -170,7 +170,7 @@ class Diff(Script):
     def test_shows_transfers_whole(self):
         for chapter in ("05_prefetch_overlap", "06_hsdp", "07_zero_plus_plus"):
             shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
-        for left, right, first in [("05", "06", "05_prefetch_overlap/overlap.hpp -> 06_hsdp/hsdp.hpp"),
+        for left, right, first in [("05", "06", "05_prefetch_overlap/sharded_data_parallel.hpp -> 06_hsdp/hsdp.hpp"),
                                    ("06", "07", "06_hsdp/hsdp.hpp -> 07_zero_plus_plus/zero_plus_plus.hpp")]:
             shown = self.lines("diff", left, right, "--class")
             self.assertIn("======== " + first, shown)

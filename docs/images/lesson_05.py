@@ -112,7 +112,7 @@ def whole_gradients(units, most_in_flight):
 
 
 def gradients():
-    """Whole gradient buffers in backward: chapter 04, the class Overlap, the small program."""
+    """Whole gradient buffers in backward: chapter 04, the class ShardedDataParallel, the small program."""
     units = 8
     picture = Picture("lesson_05_gradients", 214, "Whole gradient buffers held in backward: 1, at most 3, or all")
     left, bottom, step, high = 50, 178, 54, 17
@@ -127,7 +127,7 @@ def gradients():
     for unit in range(units):
         picture.text(left + (unit + 0.5) * step, bottom + 16, f"unit {units - 1 - unit}", "middle")
     for i, (kind, lines) in enumerate((("backward", ("chapter 04", "waits at once")),
-                                       ("gradients", ("Overlap: at most", "2 in flight")),
+                                       ("gradients", ("the class: at most", "2 in flight")),
                                        ("waits", ("small program:", "waits at the end")))):
         y = 56 + 42 * i
         picture.rect(500, y - 10, 14, 12, kind)
@@ -138,7 +138,7 @@ def gradients():
 
 
 def forward_pass(gathers, compute, lookahead):
-    """Gathers `lookahead` units ahead (Overlap::use). Returns the rank, and (begin, end, size) of each whole buffer."""
+    """Gathers `lookahead` units ahead (ShardedDataParallel::use). Returns the rank, and (begin, end, size) of each whole buffer."""
     rank, done, begun, buffers = Rank(), {}, {}, []
     for unit in range(len(gathers)):
         for wanted in range(unit, min(unit + lookahead + 1, len(gathers))):

@@ -29,6 +29,12 @@ namespace {
 
 constexpr const char* kPosition = "position";  // among the notes of a checkpoint
 
+std::unique_ptr<train::Strategy> strategy_of(train::StrategyArguments arguments,
+                                             const EngineConfig& config) {
+  const dist::CallScope call(arguments.mesh.world(), "Engine::Engine");
+  return make_strategy(std::move(arguments), config);
+}
+
 // All ranks throw if the rule throws on any.
 std::unique_ptr<nn::PlainModel> make_plain_model(torch::nn::Module& module, const dist::Mesh& mesh,
                                                  const nn::UnitRule& units) {
@@ -86,7 +92,7 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
     : config_(config),
       kept_((plain ? *plain : *model).module().weak_from_this().lock()),
       plain_(std::move(plain)),
-      strategy_(make_strategy(
+      strategy_(strategy_of(
           {.model = plain_ ? *plain_ : *model,
            .mesh = mesh,
            .optimizer = std::move(optimizer),

@@ -53,8 +53,8 @@ struct SaveOptions {
 /// std::shared_ptr.
 ///
 /// After step(), parameters at stages 0 to 2 have their new values on every rank. To read a
-/// parameter directly at stage 3, or at stages 1 and 2 with OverlapOptions::defer_parameter_gather,
-/// hold train::UnshardedParameters.
+/// parameter directly at stage 3, or at stages 1 and 2 with
+/// ShardingOptions::defer_parameter_gather, hold train::UnshardedParameters.
 class Engine {
  public:
   /// Called by all ranks. Each unit of the model is gathered and resharded as a whole. `mesh`: a

@@ -105,7 +105,7 @@ void declare(base::Keys& keys, EngineConfig& config) {
   });
 }
 
-OverlapOptions overlap_options(const EngineConfig& c) {
+ShardingOptions sharding_options(const EngineConfig& c) {
   return {.stage = c.stage,
           .bucket_bytes = c.bucket_bytes,
           .in_flight_bytes = c.in_flight_bytes,
@@ -154,12 +154,12 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
                                          .tile_bytes = config.offload_tile_bytes,
                                          .says_how = arguments.mesh.world().rank() == 0});
   }
-  const OverlapOptions overlap = overlap_options(config);
+  const ShardingOptions overlap = sharding_options(config);
   if (config.shard_size != 0) return make_hsdp(arguments, overlap, config.shard_size);
   if (parts_of_zero_plus_plus(config) > 0) {
     return make_zero_plus_plus(arguments, overlap, zero_plus_plus_options(config));
   }
-  return std::make_unique<Overlap>(arguments, overlap);
+  return std::make_unique<ShardedDataParallel>(arguments, overlap);
 }
 
 }  // namespace zero

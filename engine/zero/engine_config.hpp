@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <05_prefetch_overlap/overlap_options.hpp>
+#include <05_prefetch_overlap/sharding_options.hpp>
 #include <07_zero_plus_plus/zero_plus_plus.hpp>
 #include <10_offload/offloaded.hpp>
 #include <zero/base/keys.hpp>
@@ -47,16 +47,16 @@ namespace zero {
 ///
 /// Every key may be left out.
 struct EngineConfig {
-  // What is sharded, and when things are sent: OverlapOptions (chapter 05) says what each means.
+  // What is sharded, and when things are sent: ShardingOptions (chapter 05) says what each means.
   std::int64_t stage = 3;
-  std::int64_t bucket_bytes = OverlapOptions{}.bucket_bytes;
-  std::int64_t in_flight_bytes = OverlapOptions{}.in_flight_bytes;
-  std::int64_t lookahead = OverlapOptions{}.lookahead;
-  std::int64_t ahead_bytes = OverlapOptions{}.ahead_bytes;
-  std::int64_t whole_below = OverlapOptions{}.whole_below;
-  bool keep_buffers = OverlapOptions{}.keep_buffers;
-  bool keep_gradients = OverlapOptions{}.keep_gradients;
-  bool defer_parameter_gather = OverlapOptions{}.defer_parameter_gather;
+  std::int64_t bucket_bytes = ShardingOptions{}.bucket_bytes;
+  std::int64_t in_flight_bytes = ShardingOptions{}.in_flight_bytes;
+  std::int64_t lookahead = ShardingOptions{}.lookahead;
+  std::int64_t ahead_bytes = ShardingOptions{}.ahead_bytes;
+  std::int64_t whole_below = ShardingOptions{}.whole_below;
+  bool keep_buffers = ShardingOptions{}.keep_buffers;
+  bool keep_gradients = ShardingOptions{}.keep_gradients;
+  bool defer_parameter_gather = ShardingOptions{}.defer_parameter_gather;
 
   /// Where optimizer states are (optim::with_offload(), chapter 10); the same on all ranks. "none":
   /// with the parameters. "host": in the host's memory; without a device that is the same.
@@ -109,7 +109,7 @@ void declare_strategy(base::Keys& keys, EngineConfig& config);
 EngineConfig engine_config(const std::string& json);
 
 /// What chapters 05 and 07 take of it.
-OverlapOptions overlap_options(const EngineConfig& config);
+ShardingOptions sharding_options(const EngineConfig& config);
 ZeroPlusPlusOptions zero_plus_plus_options(const EngineConfig& config);
 
 /// The name of the strategy, as the ladder has it: "engine0" to "engine3", "hsdp1" to "hsdp3", or

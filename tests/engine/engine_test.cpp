@@ -6,7 +6,7 @@
 #include <cmath>
 #include <csignal>
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <tests/plain/plain_run.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
@@ -172,7 +172,7 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
     const auto optimizer = optim::with_master_weights(optim::adamw());
     constexpr int kSteps = 20;
     Toy plain(nn::MlpConfig{.dtype = at::kHalf});
-    Overlap ddp({*plain.model, communicator, optimizer, &plain.values}, {.stage = 0});
+    ShardedDataParallel ddp({*plain.model, communicator, optimizer, &plain.values}, {.stage = 0});
     train::Trainer trainer(ddp, {.loss_scale = scale});
     int skipped = 0;
     for (int s = 0; s < kSteps; ++s) {

@@ -175,7 +175,7 @@ TEST(EngineWithZeroPlusPlus, ReadsItsOptionsInAMode) {
   EXPECT_FALSE(registry.config("hpz:group_size=2").quantize_gradients);
   EXPECT_EQ(registry.config("qgz:by_rank").group_size, 1);
   EXPECT_TRUE(registry.config("zeropp:quantize_gradients=false").quantize_parameters);
-  const char* const another = "these are those of another mode";
+  const char* const another = "was asked for, but with these settings it is";
   const std::vector<std::pair<const char*, const char*>> wrong = {
       {"hpz:secondary_shards=false", another},
       {"hpz:quantize_gradients=true", "mode hpz was asked for"},

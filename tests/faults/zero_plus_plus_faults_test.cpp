@@ -67,8 +67,9 @@ class StruckGradients final : public train::GradientTransfer {
   Strike strike_;
 };
 
-std::unique_ptr<Overlap> make_struck(const train::StrategyArguments& arguments,
-                                     const ZeroPlusPlusOptions& options, const Strike& strike) {
+std::unique_ptr<ShardedDataParallel> make_struck(const train::StrategyArguments& arguments,
+                                                 const ZeroPlusPlusOptions& options,
+                                                 const Strike& strike) {
   const train::StrategyArguments groups = arguments.with_shards(options.group_size);
   const train::Transfers real = zero_plus_plus_transfers(groups.mesh, options);
   train::Transfers struck = real;
@@ -78,7 +79,7 @@ std::unique_ptr<Overlap> make_struck(const train::StrategyArguments& arguments,
   struck.gradients = [strike, real](const train::FlatBuffer& buffer) {
     return std::make_unique<StruckGradients>(real.gradients(buffer), strike);
   };
-  return std::make_unique<Overlap>(groups, OverlapOptions{}, struck);
+  return std::make_unique<ShardedDataParallel>(groups, ShardingOptions{}, struck);
 }
 
 class ZeroPlusPlusFault : public ::testing::TestWithParam<std::string> {};
@@ -100,7 +101,7 @@ TEST_P(ZeroPlusPlusFault, ARankIsKilled) {
                                     .secondary_shards = true,
                                     .quantize_parameters = true,
                                     .quantize_gradients = true};
-    ToyRun<Overlap> run(
+    ToyRun<ShardedDataParallel> run(
         communicator, [&](const auto& arguments) { return make_struck(arguments, parts, strike); });
     for (; step < kSteps; ++step) run.step(step);
     return std::string();

@@ -28,7 +28,7 @@ def functions(text):
 
 
 def is_checked(path):
-    return (re.match(r"common/|grading/|tools/|\d\d_", str(path)) and "exercises" not in path.parts
+    return (re.match(r"common/|engine/|grading/|tools/|\d\d_", str(path)) and "exercises" not in path.parts
             and not re.search(r"(_test|_bench)\.\w+$|^(minimal|autograd|hpz|qgz|sequence|partitioned)\.cpp$", path.name))
 
 

@@ -1,6 +1,6 @@
 // Wrong implementations of the engine of chapter 05.
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 
 #include "mutants.hpp"
 
@@ -8,9 +8,9 @@ namespace zero::testing {
 namespace {
 
 template <int kStage>
-struct Engine : Overlap {
+struct Engine : ShardedDataParallel {
   explicit Engine(const train::StrategyArguments& arguments)
-      : Overlap(arguments, {.stage = kStage}) {}
+      : ShardedDataParallel(arguments, {.stage = kStage}) {}
 };
 
 // Stage 3 that holds what stage 2 holds.

@@ -15,7 +15,7 @@ struct NormCountedRTimes final : WrongHsdp {
   using WrongHsdp::WrongHsdp;
   float clip_grad_norm(double max_norm) override {
     const double copies = mesh().along("replica").size();
-    return static_cast<float>(Overlap::clip_grad_norm(max_norm / std::sqrt(copies)) *
+    return static_cast<float>(ShardedDataParallel::clip_grad_norm(max_norm / std::sqrt(copies)) *
                               std::sqrt(copies));
   }
 };

@@ -47,7 +47,7 @@ std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arg
 
 std::vector<Mutant> mutants_of_owners();          ///< chapters 01 to 03
 std::vector<Mutant> mutants_of_shards();          ///< chapter 04
-std::vector<Mutant> mutants_of_the_engine();      ///< chapter 05 (Overlap)
+std::vector<Mutant> mutants_of_the_engine();      ///< chapter 05 (ShardedDataParallel)
 std::vector<Mutant> mutants_of_the_mesh();        ///< chapter 06, HSDP
 std::vector<Mutant> mutants_of_zero_plus_plus();  ///< chapter 07
 std::vector<Mutant> mutants_of_splits();          ///< chapters 08 and 09

@@ -6,7 +6,7 @@
 namespace zero::testing {
 
 /// HSDP, for mutants to override.
-struct WrongHsdp : Overlap {
+struct WrongHsdp : ShardedDataParallel {
   WrongHsdp(const train::StrategyArguments& arguments, const EngineConfig& config)
       : WrongHsdp(arguments.with_shards(config.shard_size), config, transfers) {}
 
@@ -15,7 +15,7 @@ struct WrongHsdp : Overlap {
   template <typename MakeTransfers>
   WrongHsdp(const train::StrategyArguments& groups, const EngineConfig& config,
             const MakeTransfers& make)
-      : Overlap(groups, overlap_options(config), make(groups)) {}
+      : ShardedDataParallel(groups, sharding_options(config), make(groups)) {}
   static train::Transfers transfers(const train::StrategyArguments& groups) {
     return hsdp_transfers(groups.mesh, groups.reduce_type);
   }

@@ -12,7 +12,7 @@
 namespace zero::testing {
 namespace {
 
-struct WrongZeroPlusPlus : Overlap {
+struct WrongZeroPlusPlus : ShardedDataParallel {
   using MakeTransfers =
       std::function<train::Transfers(const dist::Mesh& groups, const ZeroPlusPlusOptions&)>;
   WrongZeroPlusPlus(const train::StrategyArguments& arguments, const EngineConfig& config,
@@ -22,8 +22,8 @@ struct WrongZeroPlusPlus : Overlap {
  private:
   WrongZeroPlusPlus(const MakeTransfers& transfers, const train::StrategyArguments& groups,
                     const EngineConfig& config)
-      : Overlap(groups, overlap_options(config),
-                transfers(groups.mesh, zero_plus_plus_options(config))) {}
+      : ShardedDataParallel(groups, sharding_options(config),
+                            transfers(groups.mesh, zero_plus_plus_options(config))) {}
 };
 
 // Groups gather for ever what they kept of the first weights.

@@ -36,7 +36,7 @@
 #include <thread>
 #include <vector>
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <10_offload/offloaded.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/disk.hpp>
@@ -383,14 +383,14 @@ class OtherThread {
 };
 
 /// Trains some steps and gives the sum of the last losses, which no delay may change.
-double train(dist::Communicator& communicator, const OverlapOptions& options,
+double train(dist::Communicator& communicator, const ShardingOptions& options,
              Other other = Other::kNothing, const std::string& states = "") {
   nn::SeededValues values(5);
   const auto model = make_deferred<ScaleModel>();
   optim::OptimizerFactory optimizer = optim::adamw();
   if (!states.empty())
     optimizer = optim::with_offload(optimizer, {.folder = states, .tile_bytes = 1});
-  Overlap strategy({*model, communicator, optimizer, &values, ""}, options);
+  ShardedDataParallel strategy({*model, communicator, optimizer, &values, ""}, options);
   const OtherThread beside(other, *model);
   train::Trainer trainer(strategy);
   double loss = 0;

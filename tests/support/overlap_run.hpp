@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 
 #include "toy_run.hpp"
 #include "whole_weights.hpp"
@@ -21,15 +21,15 @@ struct Medium : Toy {
   Medium() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251, 253, 257}, .outputs = 9}) {}
 };
 
-/// One rank that trains a toy model with Overlap.
+/// One rank that trains a toy model with ShardedDataParallel.
 template <class Model>
-struct OverlapRun : ToyRun<Overlap, Model> {
-  explicit OverlapRun(dist::Communicator& communicator, const OverlapOptions& options = {})
-      : ToyRun<Overlap, Model>(communicator, "", train::Ownership::kBySize, options) {}
+struct OverlapRun : ToyRun<ShardedDataParallel, Model> {
+  explicit OverlapRun(dist::Communicator& communicator, const ShardingOptions& options = {})
+      : ToyRun<ShardedDataParallel, Model>(communicator, "", train::Ownership::kBySize, options) {}
 };
 
 // Unsharded bytes of the largest bucket among those from index `first`.
-inline std::int64_t largest_bucket(const Overlap& strategy, std::size_t first = 0) {
+inline std::int64_t largest_bucket(const ShardedDataParallel& strategy, std::size_t first = 0) {
   std::int64_t largest = 0;
   for (std::size_t b = first; b < strategy.buckets().size(); ++b) {
     largest = std::max(largest, strategy.buckets()[b].full_bytes());
@@ -37,14 +37,14 @@ inline std::int64_t largest_bucket(const Overlap& strategy, std::size_t first = 
   return largest;
 }
 
-inline OverlapOptions small_buckets(int stage) {
+inline ShardingOptions small_buckets(int stage) {
   // Small: a unit of Toy then has several buckets.
   return {.stage = stage, .bucket_bytes = 1 << 10, .in_flight_bytes = 2 << 10};
 }
 
 // Whole weights after `steps` steps; `in_backward` is called with every gradient.
 inline std::vector<at::Tensor> trained(
-    dist::Communicator& communicator, const OverlapOptions& options, int steps,
+    dist::Communicator& communicator, const ShardingOptions& options, int steps,
     const std::function<void()>& in_backward = [] {}) {
   OverlapRun<Toy> run(communicator, options);
   run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) { in_backward(); });

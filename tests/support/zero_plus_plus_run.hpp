@@ -34,10 +34,10 @@ struct Odd : Toy {
 
 /// One rank that trains a toy under ZeRO++.
 template <class Model = Odd>
-struct ZeroPlusPlusRun : ToyRun<Overlap, Model> {
+struct ZeroPlusPlusRun : ToyRun<ShardedDataParallel, Model> {
   ZeroPlusPlusRun(dist::Communicator& communicator, const ZeroPlusPlusOptions& parts,
-                  const OverlapOptions& options = {})
-      : ToyRun<Overlap, Model>(communicator, [&](const auto& arguments) {
+                  const ShardingOptions& options = {})
+      : ToyRun<ShardedDataParallel, Model>(communicator, [&](const auto& arguments) {
           return make_zero_plus_plus(arguments, options, parts);
         }) {}
 
@@ -70,8 +70,8 @@ inline std::int64_t packed_bytes(const train::ShardLayout& layout, int bits,
 /// The sum over the buffers of `strategy`, or over all but the root's, which is gathered once a
 /// step.
 inline std::int64_t sum_over_buffers(
-    const Overlap& strategy, const std::function<std::int64_t(const train::FlatParameters&)>& of,
-    bool with_root = true) {
+    const ShardedDataParallel& strategy,
+    const std::function<std::int64_t(const train::FlatParameters&)>& of, bool with_root = true) {
   std::int64_t sum = 0;
   for (const train::FlatParameters& buffer : strategy.buckets()) {
     const std::size_t unit = strategy.list().parameters[buffer.members().front()].unit;
@@ -81,7 +81,7 @@ inline std::int64_t sum_over_buffers(
 }
 
 /// Bytes of this rank's shards.
-inline std::int64_t shards_of(const Overlap& strategy, bool with_root = true) {
+inline std::int64_t shards_of(const ShardedDataParallel& strategy, bool with_root = true) {
   return sum_over_buffers(
       strategy, [](const auto& buffer) { return buffer.shard_bytes(); }, with_root);
 }

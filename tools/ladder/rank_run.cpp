@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-#include <05_prefetch_overlap/overlap.hpp>
+#include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <09_pipeline/pipeline_trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/plots/trace.hpp>

@@ -96,13 +96,8 @@ void Registry::add_engine(std::string name, std::string chapter,
     entry.variants.push_back(variant);
     entry.presets.push_back(preset);
   }
-  entry.declare = [name = entry.name](base::Keys& keys, EngineConfig& config) {
-    declare_strategy(keys, config);
-    keys.require([&config, name] { return mode_of(config) == name; },
-                 fmt::format("mode {} was asked for, whose name stands for the stage, shard_size "
-                             "and the parts of ZeRO++: these are those of another mode",
-                             name));
-  };
+  entry.declare = declare_strategy;
+  entry.is_engine = true;
   add(std::move(entry));
 }
 
@@ -157,6 +152,9 @@ Registry::Found Registry::find(const std::string& mode) const {
   base::Keys keys("mode " + name);
   entry->declare(keys, found.config);
   keys.read(settings);
+  if (const std::string is = mode_of(found.config); entry->is_engine && is != name) {
+    throw Error(fmt::format("mode {} was asked for, but with these settings it is {}", name, is));
+  }
   return found;
 }
 

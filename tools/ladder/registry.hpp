@@ -28,8 +28,10 @@ struct StrategyEntry {
   // such variants.
 
   std::vector<EngineConfig> presets = {};  ///< what each variant stands for
-  /// The options that may be set, and what must hold of them.
+  /// The options that may be set.
   std::function<void(base::Keys& keys, EngineConfig& config)> declare = {};
+  /// Whether the name stands for the stage, groups and parts: it is mode_of() its options.
+  bool is_engine = false;
 };
 
 /// Strategies by name.

@@ -192,7 +192,7 @@ StagePlan plan_stage(const Request& request, Stage stage, const Mesh& mesh);
 /// (`recompute`). ZeRO-3 has the given lookahead. The passes: ZeRO-3 gathers each unit and the root
 /// in forward and again in backward (the root only once) and reduces in backward. DDP, ZeRO-1 and
 /// ZeRO-2 reduce each unit in backward while the next computes; stages 1 and 2 gather all updated
-/// parameters from the beginning of forward on (OverlapOptions::defer_parameter_gather). The root
+/// parameters from the beginning of forward on (ShardingOptions::defer_parameter_gather). The root
 /// is first in forward and last in backward; its computing is done with it.
 StepTime step_time(const Request& request, Stage stage, std::int64_t lookahead);
 

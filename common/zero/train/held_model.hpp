@@ -36,7 +36,7 @@ class HeldModel {
   HeldModel& operator=(const HeldModel&) = delete;
 
   /// Blocks until the parameters of all other models of these ranks may be read: they may still
-  /// arrive (OverlapOptions::defer_parameter_gather).
+  /// arrive (ShardingOptions::defer_parameter_gather).
   void finish_others() const;
   /// Notes the storages of the parameters. Call when they stay the same until release().
   void note_storages();

@@ -68,11 +68,12 @@ class Step {
 
   /// Clips and updates, after backward() of the last micro-batch. `losses`: of this rank. Blocks.
   /// Returns whether it updated; Strategy::sync_parameters() must follow then. After an error the
-  /// caller drops the gradients. If a gradient is not finite on any rank, no rank does, and the step is skipped if the
-  /// loss scale can be halved or the options say so. Throws zero::Error on all ranks otherwise, if
-  /// a loss is not finite, if they have said something that is wrong or have other settings of
-  /// their optimizers, or if programs have written other values into parameters or at a time at
-  /// which a write does not count. Ranks tell each other all of that in one exchange.
+  /// caller drops the gradients. If a gradient is not finite on any rank, no rank does, and the
+  /// step is skipped if the loss scale can be halved or the options say so. Throws zero::Error on
+  /// all ranks otherwise, if a loss is not finite, if they have said something that is wrong or
+  /// have other settings of their optimizers, or if programs have written other values into
+  /// parameters or at a time at which a write does not count. Ranks tell each other all of that in
+  /// one exchange.
   bool end(const Losses& losses);
   /// The mean over all terms in the last end().
   double loss() const { return loss_; }

@@ -1,4 +1,4 @@
-#include "overlap.hpp"
+#include "sharded_data_parallel.hpp"
 
 #include <random>
 #include <set>
@@ -8,6 +8,7 @@
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/overlap_run.hpp>
 #include <tests/support/ranks.hpp>
+#include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage.hpp>
 
@@ -36,10 +37,10 @@ void random_delays(int seeds) {
           std::this_thread::sleep_for(std::chrono::microseconds(draw() % 400));
         };
         const Hooked late(communicator, [&](dist::Operation, dist::Purpose, bool) { delay(); });
-        const OverlapOptions options = {.stage = stage,
-                                        .bucket_bytes = 1 << (6 + seed % 7),
-                                        .in_flight_bytes = 1 << (8 + seed % 8),
-                                        .lookahead = seed % 4};
+        const ShardingOptions options = {.stage = stage,
+                                         .bucket_bytes = 1 << (6 + seed % 7),
+                                         .in_flight_bytes = 1 << (8 + seed % 8),
+                                         .lookahead = seed % 4};
         expect_equal(trained(communicator, options, 3, delay), expected,
                      "stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
       }
@@ -47,14 +48,14 @@ void random_delays(int seeds) {
   }
 }
 
-TEST(Overlap, RandomDelaysChangeNothing) { random_delays(10); }
+TEST(ShardedDataParallel, RandomDelaysChangeNothing) { random_delays(10); }
 TEST(OverlapSlow, RandomDelaysChangeNothingOverManySeeds) { random_delays(200); }
 
-TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
+TEST(ShardedDataParallel, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    const OverlapOptions options{.bucket_bytes = 100 << 10};
+    const ShardingOptions options{.bucket_bytes = 100 << 10};
     const OverlapRun<Medium> run(communicator, options);
-    const Overlap& strategy = run.strategy;
+    const ShardedDataParallel& strategy = run.strategy;
     std::set<std::size_t> seen;
     for (const train::FlatParameters& bucket : strategy.buckets()) {
       std::int64_t bytes = 0;
@@ -74,7 +75,7 @@ TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
     const std::size_t units = strategy.list().units.size();
     EXPECT_EQ(roomy.strategy.buckets().size(), units);
     // As large as the largest of them is enough.
-    OverlapOptions exact{.bucket_bytes = 0};
+    ShardingOptions exact{.bucket_bytes = 0};
     for (const train::FlatParameters& bucket : roomy.strategy.buckets()) {
       exact.bucket_bytes = std::max(exact.bucket_bytes, bucket.bytes());
     }
@@ -82,10 +83,10 @@ TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
   });
 }
 
-TEST(Overlap, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
+TEST(ShardedDataParallel, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
   on_ranks(2, [](dist::Communicator& communicator) {
     OverlapRun<Toy> run(communicator);
-    Overlap& strategy = run.strategy;
+    ShardedDataParallel& strategy = run.strategy;
     {
       const c10::NoGradGuard no_grad;  // an evaluation is no step to learn from
       strategy.forward(run.batch(0));
@@ -110,7 +111,7 @@ TEST(Overlap, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
   });
 }
 
-TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
+TEST(ShardedDataParallel, FindsALookaheadOutThatIsTheSameOnAllRanks) {
   on_ranks(3, [](dist::Communicator& communicator) {
     OverlapRun<Medium> run(communicator, {.lookahead = kAutoLookahead});
     for (int s = 0; s < 3; ++s) {
@@ -134,7 +135,7 @@ TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
 
 // A caller that reads or writes what rests on a rank, such as a checkpoint, while updated
 // parameters are gathered.
-TEST(Overlap, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
+TEST(ShardedDataParallel, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2}) {
       OverlapRun<Toy> deferring(communicator, {.stage = stage, .defer_parameter_gather = true});
@@ -151,7 +152,7 @@ TEST(Overlap, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
 }
 
 // What was kept for the next unit is free by the time that the last one runs backward.
-TEST(Overlap, KeepsNoBuffersForALastUnit) {
+TEST(ShardedDataParallel, KeepsNoBuffersForALastUnit) {
   struct Even : Toy {  // a kept buffer fits every unit
     Even() : Toy(nn::MlpConfig{.inputs = 64, .hidden = {64, 64, 64, 64, 64}, .outputs = 9}) {}
   };
@@ -178,7 +179,7 @@ TEST(Overlap, KeepsNoBuffersForALastUnit) {
   });
 }
 
-TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
+TEST(ShardedDataParallel, KeepsSmallUnitsWholeIfAskedTo) {
   on_ranks(2, [](dist::Communicator& communicator) {
     // Of the units only the last, 257 x 9 and 9.
     const OverlapRun<Medium> run(communicator, {.whole_below = 10000});
@@ -197,10 +198,10 @@ TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
 }
 
 // The first gathers are in flight then.
-TEST(Overlap, ParametersMayBeSentAgainBeforeTheyAreUsed) {
+TEST(ShardedDataParallel, ParametersMayBeSentAgainBeforeTheyAreUsed) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2}) {
-      const OverlapOptions options{.stage = stage, .defer_parameter_gather = true};
+      const ShardingOptions options{.stage = stage, .defer_parameter_gather = true};
       OverlapRun<Toy> twice(communicator, options), once(communicator, options);
       for (int step = 0; step < 2; ++step) {
         twice.step(step);
@@ -212,12 +213,18 @@ TEST(Overlap, ParametersMayBeSentAgainBeforeTheyAreUsed) {
   });
 }
 
-TEST(Overlap, LeavesAModelFreeIfItsConstructorThrows) {
+TEST(ShardedDataParallel, LeavesAModelFreeIfItsConstructorThrows) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Toy toy;
     const train::StrategyArguments arguments{*toy.model, communicator, optim::adamw(), &toy.values};
-    testing::expect_error([&] { Overlap(arguments, {.stage = 4}); }, {"stage is 4"});
-    Overlap second(arguments, {.stage = 3});
+    train::Transfers transfers;
+    transfers.parameters =
+        [](const train::FlatBuffer&) -> std::unique_ptr<train::ParameterTransfer> {
+      throw Error("no transfer");
+    };
+    testing::expect_error([&] { ShardedDataParallel(arguments, {.stage = 3}, transfers); },
+                          {"no transfer"});
+    ShardedDataParallel second(arguments, {.stage = 3});
     const at::Tensor loss = second.forward(toy.batch(communicator.rank(), 0));
     EXPECT_GT(loss.item<float>(), 0);
   });

@@ -7,12 +7,12 @@ namespace zero {
 /// Chooses a lookahead that fits the machine.
 inline constexpr std::int64_t kAutoLookahead = -1;
 
-/// The threshold for OverlapOptions::whole_below if it is requested without a number: units of 100
+/// The threshold for ShardingOptions::whole_below if it is requested without a number: units of 100
 /// million parameters and more are sharded, all others stay whole.
 inline constexpr std::int64_t kHybridThreshold = 100'000'000;
 
 /// How much is sharded, and when things are sent.
-struct OverlapOptions {
+struct ShardingOptions {
   /// 0: nothing is sharded. 1, 2, 3: optimizer states, gradients, parameters as well.
   std::int64_t stage = 3;
   /// Gradients of a unit are sent in buckets of at most this many bytes. A bucket never spans

@@ -1,4 +1,4 @@
-#include "overlap.hpp"
+#include "sharded_data_parallel.hpp"
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -30,8 +30,8 @@ bool is_summed_later(const nn::ParameterList& list, const train::FlatParameters&
 
 }  // namespace
 
-Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
-                 train::Transfers transfers)
+ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& arguments,
+                                         const ShardingOptions& options, train::Transfers transfers)
     : Strategy(arguments),
       options_(options),
       transfers_(std::move(transfers)),
@@ -58,7 +58,7 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
   reduce_in_backward(flat_.items(), std::move(actions));
 }
 
-train::FlatOptions Overlap::flat_options(std::size_t unit) {
+train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
   train::FlatOptions options;
   options.sharded = static_cast<train::Sharded>(options_.stage);
   if (options_.stage == 3) {
@@ -76,7 +76,8 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) {
   return options;
 }
 
-at::Tensor Overlap::forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) {
+at::Tensor ShardedDataParallel::forward(const std::function<at::Tensor()>& pass,
+                                        std::int64_t loss_terms) {
   if (!is_compared_) {
     compare_order(forward_order_, "forward");
     ranks_compared(/*same=*/true);
@@ -95,14 +96,14 @@ at::Tensor Overlap::forward(const std::function<at::Tensor()>& pass, std::int64_
   return loss;
 }
 
-void Overlap::begin_backward() {
+void ShardedDataParallel::begin_backward() {
   if (!is_compared_ && forward_.is_new()) verify_order(forward_, "forward");
   ranks_compared(/*same=*/true);
   backward_.begin();
   backward_clock_.begin();
 }
 
-void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
+void ShardedDataParallel::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
   verify_weights();  // for a pass that is not forward()
   clock.asks();
   flat_.start_gather(unit);
@@ -112,66 +113,66 @@ void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
   clock.runs();
 }
 
-void Overlap::pre_forward(std::size_t unit) {
+void ShardedDataParallel::pre_forward(std::size_t unit) {
   if (!in_backward()) return use(unit, forward_, forward_clock_);
   // A checkpoint that runs again is not part of the order of forward.
   flat_.start_gather(unit);
   flat_.finish_gather(unit);
 }
 
-void Overlap::post_forward(std::size_t unit) {
+void ShardedDataParallel::post_forward(std::size_t unit) {
   // The root runs last in forward and first in backward: it stays whole if a backward follows.
   if (unit != kRoot || !c10::GradMode::is_enabled()) reshard_unit(unit);
 }
 
-void Overlap::pre_backward(std::size_t unit) {
+void ShardedDataParallel::pre_backward(std::size_t unit) {
   use(unit, backward_, backward_clock_);
   // The last unit needs few buffers, and the shard of the root's gradient is still to come.
   if (backward_.at_end()) pool_.clear();
 }
 
-void Overlap::reshard_unit(std::size_t unit) {
+void ShardedDataParallel::reshard_unit(std::size_t unit) {
   if (!is_in_use(unit)) flat_.reshard(unit);
 }
 
-void Overlap::gather(std::size_t unit) {
+void ShardedDataParallel::gather(std::size_t unit) {
   verify_weights();
   flat_.wait_gathers();
   flat_.start_gather(unit);
   flat_.finish_gather(unit);
 }
 
-void Overlap::gather_to_read(std::size_t unit) {
+void ShardedDataParallel::gather_to_read(std::size_t unit) {
   flat_.wait_gathers();
   if (!is_in_use(unit)) flat_.gather_exactly(unit);
 }
 
-void Overlap::drop(std::size_t unit) {
+void ShardedDataParallel::drop(std::size_t unit) {
   reshard_unit(unit);
   pool_.clear();
 }
 
-void Overlap::gradient_ready(std::size_t index) {
+void ShardedDataParallel::gradient_ready(std::size_t index) {
   // From here on `.grad` is a view of its bucket's flat buffer: see FlatParameters::collect().
   flat_.collect(index);
   // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();
 }
 
-void Overlap::reduce(std::size_t buffer) {
+void ShardedDataParallel::reduce(std::size_t buffer) {
   RECORD_USER_SCOPE("flat_grad_reduce");
   note_used(flat_[buffer].members());
   in_flight_.start(flat_[buffer]);
 }
 
 // The optimizer may have the gradients, unless something is still added to them.
-void Overlap::reduced(const train::FlatParameters& bucket) {
+void ShardedDataParallel::reduced(const train::FlatParameters& bucket) {
   if (bucket.averages_at_once() && !reduces_each() && !is_summed_later(list(), bucket)) {
     optimizer().take_gradients(bucket.updated());
   }
 }
 
-void Overlap::finish_backward() {
+void ShardedDataParallel::finish_backward() {
   if (reduces_now()) {
     in_flight_.finish();
     flat_.finish_rests();
@@ -192,20 +193,20 @@ void Overlap::finish_backward() {
 // (ranks_compared()), or else by themselves if it is new. Of a forward without a backward they
 // compare it before the next forward, all of them: here a rank with a usual order would not hear of
 // another one.
-void Overlap::end_of_forward() {
+void ShardedDataParallel::end_of_forward() {
   if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
   forward_order_ = order_of(forward_);
   is_compared_ = false;
   note_lost(forward_, "forward");
 }
 
-void Overlap::ranks_compared(bool same) {
+void ShardedDataParallel::ranks_compared(bool same) {
   base::KeptError after_another;
   if (!same) return after_another.keep([this] { forget_passes(); });
   if (!std::exchange(is_compared_, true) && forward_.is_new()) forward_.keep();
 }
 
-void Overlap::note_lost(const Prefetch& pass, const char* name) {
+void ShardedDataParallel::note_lost(const Prefetch& pass, const char* name) {
   if (options_.stage < 3 || !pass.lost()) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {
     log_error(
@@ -215,7 +216,7 @@ void Overlap::note_lost(const Prefetch& pass, const char* name) {
   }
 }
 
-std::string Overlap::order_of(const Prefetch& pass) const {
+std::string ShardedDataParallel::order_of(const Prefetch& pass) const {
   std::string order;
   for (const std::size_t u : pass.seen()) {
     const std::string& name = list().units[u].name;
@@ -226,7 +227,7 @@ std::string Overlap::order_of(const Prefetch& pass) const {
 
 // An evaluation keeps no order, so ranks compare each one. Nothing is gathered of a unit that stays
 // whole: ranks may run such units as they like.
-void Overlap::end_of_evaluation() {
+void ShardedDataParallel::end_of_evaluation() {
   if (options_.stage < 3) return;
   std::string gathered;
   for (const std::size_t u : forward_.seen()) {
@@ -236,14 +237,14 @@ void Overlap::end_of_evaluation() {
 }
 
 // `mine`: of the last forward; texts follow only if their digests differ.
-void Overlap::compare_order(const std::string& mine, const char* name) {
+void ShardedDataParallel::compare_order(const std::string& mine, const char* name) {
   if (communicator_.size() == 1) return;
   const std::vector<double> all =
       dist::all_gather_scalars(communicator_, {base::fnv1a_as_double(mine)});
   if (std::ranges::count(all, all.front()) < communicator_.size()) verify_order(forward_, name);
 }
 
-void Overlap::verify_order(const Prefetch& pass, const char* name) {
+void ShardedDataParallel::verify_order(const Prefetch& pass, const char* name) {
   base::KeptError problem;
   problem.keep([&] {
     dist::verify_same(communicator_, fmt::format("the order of units in {} ({})", name, kSameOrder),
@@ -257,13 +258,13 @@ void Overlap::verify_order(const Prefetch& pass, const char* name) {
 // Ranks that ran units in different orders have taken each other's parameters, if these had as many
 // elements: nothing that they have gathered is kept, and the order that was known stays the known
 // one.
-void Overlap::forget_passes() {
+void ShardedDataParallel::forget_passes() {
   ++disagreements_;
   is_compared_ = true;
   reshard_all();
 }
 
-void Overlap::choose_lookahead_once() {
+void ShardedDataParallel::choose_lookahead_once() {
   // Use the same numbers on every rank, or ranks would gather differently.
   const std::vector<UnitTimes> times = least_over_ranks(
       {forward_clock_.least(), backward_clock_.least()},
@@ -277,26 +278,26 @@ void Overlap::choose_lookahead_once() {
   }
 }
 
-void Overlap::sync_parameters() {
+void ShardedDataParallel::sync_parameters() {
   // All gathers start before the first wait, so that they overlap.
   flat_.start_refresh();
   if (!options_.defer_parameter_gather) flat_.wait_gathers();
 }
 
-void Overlap::zero_grad() {
+void ShardedDataParallel::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   in_flight_.finish();
   flat_.finish_rests();
   flat_.drop_gradients();
 }
 
-train::ParameterShard Overlap::local_shard(std::size_t index) const {
+train::ParameterShard ShardedDataParallel::local_shard(std::size_t index) const {
   // The caller may write into it, and a gather in flight would overwrite that.
   flat_.wait_gathers();
   return flat_.local_shard(index);
 }
 
-train::Costs Overlap::costs() const {
+train::Costs ShardedDataParallel::costs() const {
   const auto of_unit = [this](std::size_t unit) { return gathers(unit); };
   const train::SentBytes sent = flat_.sent(of_unit);
   return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},

@@ -9,9 +9,9 @@
 #include <zero/train/strategy.hpp>
 
 #include "lookahead.hpp"
-#include "overlap_options.hpp"
 #include "prefetch.hpp"
 #include "reduction_queue.hpp"
+#include "sharding_options.hpp"
 
 namespace zero {
 
@@ -36,12 +36,12 @@ namespace zero {
 ///
 /// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
 /// next forward() needs unshard() before it and reshard() after it.
-class Overlap : public train::Strategy {
+class ShardedDataParallel : public train::Strategy {
  public:
   /// `options`: in range, and the same on all ranks. Called by all ranks; blocks.
   /// `transfers`: how later chapters send. If it has groups, they are axes of `arguments.mesh`.
-  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
-          train::Transfers transfers = {});
+  ShardedDataParallel(const train::StrategyArguments& arguments, const ShardingOptions& options,
+                      train::Transfers transfers = {});
 
   using Strategy::forward;
   at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override;
@@ -60,7 +60,7 @@ class Overlap : public train::Strategy {
   dist::Communicator& shard_group() const override { return shards_; }
   train::Costs costs() const override;
 
-  const OverlapOptions& options() const { return options_; }
+  const ShardingOptions& options() const { return options_; }
   /// The most bytes of gradients that were in flight at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, unit by unit, the root's first.
@@ -103,7 +103,7 @@ class Overlap : public train::Strategy {
   void forget_passes();
   void choose_lookahead_once();
 
-  OverlapOptions options_;
+  ShardingOptions options_;
   train::Transfers transfers_;
   dist::Communicator& shards_;  // the ranks that share the model states
   memory::StoragePool pool_;
