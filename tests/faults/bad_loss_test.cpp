@@ -107,33 +107,34 @@ class Pair : public nn::Model {
   at::Tensor predict(const data::Batch&) override { return at::zeros({}); }
 };
 
-void expect_refused(const std::function<std::shared_ptr<Pair>()>& make,
-                    const std::string& message) {
-  on_all_modes(2, [&](dist::Communicator& communicator, const std::string& mode) {
-    const auto model = make();
-    expect_error(
-        [&] {
-          make_strategy(mode, {*model, communicator, optim::adamw(), nullptr, ""});
-        },
-        {message});
-  });
-}
-
 TEST(BadModel, IsRefusedByAll) {
-  expect_refused(
-      [] {
-        return std::make_shared<Pair>(at::zeros({3, 4}).t(), at::zeros({2}));
-      },
-      "parameter 'first' is not contiguous (strides 1,4)");
-  expect_refused(
-      [] {
-        const at::Tensor both = at::zeros({8});
-        return std::make_shared<Pair>(both.narrow(0, 0, 5), both.narrow(0, 3, 5));
-      },
-      "parameters 'first' and 'second' are two tensors over the same memory");
-  expect_refused(
-      [] { return std::make_shared<Pair>(at::zeros({3}), at::zeros({2}), /*trainable=*/false); },
-      "no trainable parameter (2 parameters, none requires a gradient)");
+  const at::Tensor both = at::zeros({8}), two = at::zeros({2});
+  const auto pair = [](const at::Tensor& first, const at::Tensor& second, bool trainable = true) {
+    return [=] { return std::make_shared<Pair>(first.clone(), second, trainable); };
+  };
+  using Make = std::function<std::shared_ptr<Pair>()>;
+  const std::vector<std::tuple<std::vector<std::string>, Make, std::string>> rows = {
+      {all_modes(), pair(at::zeros({3, 4}).t(), two),
+       "parameter 'first' is not contiguous (strides 1,4)"},
+      {all_modes(),
+       [&] { return std::make_shared<Pair>(both.narrow(0, 0, 5), both.narrow(0, 3, 5)); },
+       "parameters 'first' and 'second' are two tensors over the same memory"},
+      {all_modes(), pair(at::zeros({3}), two, /*trainable=*/false),
+       "no trainable parameter (2 parameters, none requires a gradient)"},
+      // One buffer has one dtype: in double the floats would be averaged with other roundings.
+      {{"ddp:flat"},
+       pair(at::zeros({3}), two.to(at::kDouble)),
+       "'second' is Double and 'first' is Float"}};
+  for (const auto& [modes, make, message] : rows) {
+    on_modes(2, modes, [&](dist::Communicator& communicator, const std::string& mode) {
+      const auto model = make();
+      expect_error(
+          [&] {
+            make_strategy(mode, {*model, communicator, optim::adamw(), nullptr, ""});
+          },
+          {message});
+    });
+  }
 }
 
 TEST(BadModel, ParameterWithoutValuesOrSource) {

@@ -60,32 +60,5 @@ TEST_P(Clipping, ANaNOfOneRankIsTheNormOfAll) {
   });
 }
 
-// What plain LibTorch does to the same gradients. In float it is the same coefficient, and that of
-// a float would be off by 1e-8 in double.
-TEST_P(Clipping, GradientsOfDoubleAreMultipliedByADouble) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    SessionOptions options = odd_model();
-    options.model.dtype = at::kDouble;
-    for (const std::string& mode : all_modes()) {
-      Session session(communicator, mode, options);
-      reduce_gradients(session, 0);
-      std::vector<at::Tensor> leaves, expected;
-      for (const at::Tensor& gradient : session.gradients()) {
-        if (!gradient.defined()) continue;
-        leaves.push_back(at::zeros_like(gradient).requires_grad_());
-        leaves.back().mutable_grad() = gradient.clone();
-      }
-      const double limit = 0.01;
-      const double whole = torch::nn::utils::clip_grad_norm_(leaves, limit);
-      EXPECT_GT(whole, limit);
-      EXPECT_FLOAT_EQ(session.strategy().clip_grad_norm(limit), static_cast<float>(whole));
-      for (const at::Tensor& leaf : leaves) expected.push_back(leaf.grad());
-      std::vector<at::Tensor> clipped = session.gradients();
-      std::erase_if(clipped, [](const at::Tensor& gradient) { return !gradient.defined(); });
-      EXPECT_TRUE(close_to(clipped, expected, 1e-14)) << mode;
-    }
-  });
-}
-
 }  // namespace
 }  // namespace zero::testing

@@ -78,21 +78,6 @@ TEST_P(MixedPrecision, AlsoWithClippingAndMicroBatchesAndAnUnusedPart) {
 
 ZERO_TESTS_ON_RANKS(MixedPrecisionFewRanks, 2, 3);
 
-TEST_P(MixedPrecisionFewRanks, OtherOptimizersAndFreezing) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    SessionOptions options = mixed(at::kBFloat16);
-    options.optimizer = optim::with_master_weights(optim::sgd({.learning_rate = 0.05}));
-    expect_like_ddp(communicator, options, [](Session& session) {
-      session.step(0);
-      at::Tensor first = session.strategy().list().parameters[1].tensor;
-      first.requires_grad_(false);
-      session.step(1);
-      first.requires_grad_(true);
-      session.step(2);
-    });
-  });
-}
-
 TEST_P(MixedPrecisionFewRanks, SumsInFloat32GiveTheSameBitsForTwiceTheBytes) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const at::ScalarType dtype : kHalves) {

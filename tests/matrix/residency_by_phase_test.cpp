@@ -132,46 +132,6 @@ TEST_P(Points, OfAStepHoldWhatTheStageSaysOfSplitTensors) {
   });
 }
 
-// Which parameters have bytes, one by one, where the sums above could cancel out.
-TEST_P(Points, OfStage3LeaveInnerUnitsWithTheirOwnersOnly) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    phases_of_a_step(communicator, "zero3", [](Session& session, const std::string& point) {
-      for (std::size_t i = 0; i < session.strategy().list().size(); ++i) {
-        const nn::Parameter& p = session.strategy().list().parameters[i];
-        const bool root_is_whole = point == "forward" && p.unit == 0;
-        EXPECT_EQ(memory::has_storage(p.tensor), root_is_whole) << point << ": " << p.name;
-        EXPECT_EQ(session.strategy().local_shard(i).tensor.defined(), session.strategy().owns(i));
-      }
-    });
-  });
-}
-
-// Any chapter: before the first step and between steps nothing is alive but model states. The
-// engine keeps the bytes of gradients that are cleared, if it may.
-TEST_P(Points, OfRestHoldNothingButModelStates) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    std::vector<std::string> modes = all_modes();
-    for (const char* stage : {"0", "1", "2", "3"}) {
-      modes.push_back(std::string("engine") + stage + ":keep_gradients=false");
-    }
-    for (const std::string& mode : modes) {
-      const bool keeps =
-          (mode.starts_with("engine") || mode.starts_with("hsdp") || mode.starts_with("hpz")) &&
-          !mode.ends_with("keep_gradients=false");
-      const memory::Snapshot before = memory::snapshot();
-      Session session(communicator, mode, plain_model());
-      const train::ModelStateBytes formula = session.strategy().costs().at_rest;
-      const auto alive = [&] { return memory::snapshot().total - before.total; };
-      EXPECT_LE(alive(), formula.parameters + 64) << mode << " at the start";
-      session.step(0);
-      EXPECT_LE(alive(), formula.total() + 64) << mode << " after a step";
-      session.trainer().zero_grad();
-      EXPECT_LE(alive(), formula.total() - (keeps ? 0 : formula.gradients) + 64)
-          << mode << " cleared";
-    }
-  });
-}
-
 dist::Traffic traffic_of_a_step(dist::Communicator& communicator, const std::string& mode,
                                 const SessionOptions& options, int micro_batches) {
   Session session(communicator, mode, options);
@@ -214,16 +174,6 @@ TEST_P(Points, AStepTakesTheStatedNumberOfCollectives) {
       // The number of loss terms; all that ranks must know before the update.
       EXPECT_EQ(one.calls(Purpose::kControl), 2) << mode;
     }
-  });
-}
-
-TEST_P(Points, AccumulationReducesOnce) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
-    const SessionOptions options = plain_model();
-    const dist::Traffic one = traffic_of_a_step(communicator, mode, options, 1);
-    const dist::Traffic local = traffic_of_a_step(communicator, mode, options, 3);
-    EXPECT_EQ(local.calls(Purpose::kGradient), one.calls(Purpose::kGradient));
-    EXPECT_EQ(local.bytes(Purpose::kGradient), one.bytes(Purpose::kGradient));
   });
 }
 

@@ -8,31 +8,12 @@
 
 #include <algorithm>
 
-#include <tools/ladder/data/random.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/layers.hpp>
 
 namespace zero::testing {
 
 using nn::Initializer;
-
-std::string RandomModelConfig::describe() const {
-  return fmt::format("{} inputs, width {}, parts '{}', {}, {}", inputs, width, parts,
-                     tied ? "tied" : "not tied", c10::toString(dtype));
-}
-
-RandomModelConfig random_config(std::uint64_t seed, at::ScalarType dtype) {
-  data::SplitMix64 random(seed);
-  RandomModelConfig config;
-  config.inputs = 1 + static_cast<std::int64_t>(random.below(9));
-  config.width = 1 + static_cast<std::int64_t>(random.below(19));
-  config.parts.clear();
-  const std::uint64_t parts = random.below(6);
-  for (std::uint64_t p = 0; p < parts; ++p) config.parts += "aatfnsg"[random.below(7)];
-  config.tied = random.below(2) == 0;
-  config.dtype = dtype;
-  return config;
-}
 
 // A unit whose forward is put together from outside.
 class RandomModel::Block : public nn::Unit {
@@ -48,8 +29,6 @@ class RandomModel::Block : public nn::Unit {
   void set_body(const std::function<at::Tensor(const at::Tensor&)>& body) {
     forward = [this, body](const at::Tensor& x) { return run([&] { return body(x); }); };
   }
-  using nn::Unit::run;
-  using nn::Unit::run_many;
 
   std::function<at::Tensor(const at::Tensor&)> forward;
 
@@ -78,8 +57,7 @@ void RandomModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
     parts_.back()->forward = [scale](const at::Tensor& x) { return x * scale; };
   } else {
     const bool plain = letter == 'a' || letter == 't';
-    const bool depends = std::string("ohib").find(letter) != std::string::npos;
-    const auto part = depends ? make_part_of_some_batches(letter) : make_part(plain ? 'a' : letter);
+    const auto part = make_part(plain ? 'a' : letter);
     parts_.push_back(holder->register_module(name, part));
     if (plain) first_plain_ = part;
   }
@@ -125,40 +103,6 @@ std::shared_ptr<RandomModel::Block> RandomModel::make_part(char letter) {
   } else if (letter == 'd') {
     const auto inner = block->register_module("inner", make_part('a'));
     block->set_body([=](const at::Tensor& x) { return inner->forward(x); });
-  } else if (letter == 'k') {
-    const at::Tensor weight = block->add_weight(0.4);
-    block->forward = [this, weight, self = block.get()](const at::Tensor& x) {
-      return self->run([&] { return nn::linear(x * after_first_, weight).tanh(); });
-    };
-  }
-  return block;
-}
-
-std::shared_ptr<RandomModel::Block> RandomModel::make_part_of_some_batches(char letter) {
-  auto block = std::make_shared<Block>(config_);
-  const at::Tensor weight = block->add_weight(letter == 'o' || letter == 'h' ? 0.4 : 0.3);
-  if (letter == 'i') {
-    block->set_body(
-        [=, this](const at::Tensor& x) { return uses_shifts_ ? x + nn::linear(x, weight) : x; });
-    return block;
-  }
-  const at::Tensor shift = block->add("shift", {config_.width}, Initializer::normal(0.3));
-  const auto shifted = [this, shift](const at::Tensor& y) { return uses_shifts_ ? y + shift : y; };
-  if (letter == 'b') {
-    block->forward = [=, self = block.get()](const at::Tensor& x) {
-      const std::vector<at::Tensor> both = self->run_many([&] {
-        const at::Tensor first = x.tanh() * weight.select(0, 0);
-        return std::vector<at::Tensor>{first, shifted(nn::linear(first, weight))};
-      });
-      return both[0] + both[1];
-    };
-  } else if (letter == 'h') {
-    const auto inner = block->register_module("inner", make_part('a'));
-    block->set_body(
-        [=](const at::Tensor& x) { return inner->forward(shifted(nn::linear(x, weight))) + x; });
-  } else {
-    block->set_body(
-        [=, this](const at::Tensor& x) { return shifted(nn::linear(x, weight)).tanh(); });
   }
   return block;
 }
@@ -166,13 +110,10 @@ std::shared_ptr<RandomModel::Block> RandomModel::make_part_of_some_batches(char 
 at::Tensor RandomModel::predict(const data::Batch& batch) {
   return run([&] {
     at::Tensor x = nn::linear(batch.inputs, first_);
-    after_first_ = x;
-    uses_shifts_ = batch.targets.numel() > 0 && batch.targets.view(-1)[0].item<double>() > 0;
     if (in_forward_) in_forward_();
     for (std::size_t p = 0; p < std::min(used_parts_, parts_.size()); ++p) {
       x = parts_[p]->forward(x);
     }
-    after_first_.reset();
     return x.matmul(last_).sum(1, /*keepdim=*/true);
   });
 }

@@ -25,21 +25,11 @@ struct RandomModelConfig {
   ///   l  a unit of layers, each of which holds its own parameters; the first is used twice
   ///   s  a unit of many parameters with 1 to 3 elements
   ///   g  a scalar of the root
-  ///   o  a unit with a shift that only batches use whose first target is positive
-  ///   h  the same, and it holds a unit
-  ///   i  a unit that such batches use, and others pass through untouched
-  ///   b  a unit with two outputs and such a shift
   ///   d  a unit whose output is that of a unit within
-  ///   k  a unit that reads what the first layer gave as well
   std::string parts = "anf";
   bool tied = true;  ///< the first weight is the last one too
   at::ScalarType dtype = at::kFloat;
-
-  std::string describe() const;
 };
-
-/// Sizes, parts and ties by `seed`, the same everywhere.
-RandomModelConfig random_config(std::uint64_t seed, at::ScalarType dtype);
 
 /// The loss is the mean squared error over the rows of the batch: 0 for an empty one.
 class RandomModel : public nn::Model {
@@ -61,15 +51,12 @@ class RandomModel : public nn::Model {
   class Block;
   void add_part(char letter, std::shared_ptr<nn::Layer> holder);
   std::shared_ptr<Block> make_part(char letter);
-  std::shared_ptr<Block> make_part_of_some_batches(char letter);
 
   RandomModelConfig config_;
   std::size_t used_parts_ = 1000;
   std::function<void()> in_forward_;
-  bool uses_shifts_ = true;  // in the forward that runs
-  at::Tensor after_first_;   // in the forward that runs
-  at::Tensor first_;         // [width, inputs]
-  at::Tensor last_;          // the same, or another
+  at::Tensor first_;  // [width, inputs]
+  at::Tensor last_;   // the same, or another
   std::vector<std::shared_ptr<Block>> parts_;
   std::shared_ptr<Block> first_plain_;
 };

@@ -71,13 +71,6 @@ SingleProcessReference::SingleProcessReference(const SessionOptions& options)
     : model_(std::make_shared<RandomModel>(options.model)), parameters_(parameters_of(*model_)) {
   nn::SeededValues values(options.seed);
   nn::initialize_parameters(*model_, values);
-  optimizer_ = options.optimizer(parameters_);
-}
-
-void SingleProcessReference::step(const data::Batch& batch) {
-  for (const at::Tensor& p : parameters_) p.mutable_grad().reset();
-  model_->loss(batch).backward();
-  optimizer_->step();
 }
 
 void expect_all_modes_like_ddp(int world_size, const SessionOptions& options,

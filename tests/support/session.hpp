@@ -85,13 +85,10 @@ class SingleProcessReference {
   /// In the order of Session::weights().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   RandomModel& model() { return *model_; }
-  /// A step on `batch`, as Session::step() but for who computes.
-  void step(const data::Batch& batch);
 
  private:
   std::shared_ptr<RandomModel> model_;
   std::vector<at::Tensor> parameters_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
 /// Something to do in a session, by all ranks alike.
