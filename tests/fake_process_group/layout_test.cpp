@@ -1,22 +1,18 @@
 // How SmolLM2-360M lies on 1 to 512 ranks, every number of them, by formula: nothing is allocated.
 
-#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/shard_layout.hpp>
-#include <tools/plan/stages.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/ownership.hpp>
 
 namespace zero::testing {
 namespace {
 
 constexpr int kMostRanks = 512;
-constexpr std::int64_t kFloat = 4;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
@@ -67,54 +63,6 @@ TEST(LayoutOfSmolLm2, PaddingIsWhatRoundingAShardTo64ElementsTakesAndUnderHalfAP
     EXPECT_EQ(shards * n, parameters() + padding);
     EXPECT_LT(static_cast<double>(padding), 0.005 * static_cast<double>(parameters()))
         << n << " ranks";
-  }
-}
-
-// 4 + 4 bytes of padded shards and 8 of moments, which have no padding, on the fullest rank.
-TEST(LayoutOfSmolLm2, StatesOfStage3AreWithinOnePercentOfThePlanners) {
-  const auto units = units_of_smollm2();
-  for (int n = 1; n <= kMostRanks; ++n) {
-    std::int64_t shards = 0;
-    std::vector<std::int64_t> updated(static_cast<std::size_t>(n), 0);
-    for (const std::vector<std::int64_t>& sizes : units) {
-      const train::ShardLayout layout(sizes, n);
-      shards += layout.shard();
-      for (int rank = 0; rank < n; ++rank) {
-        for (std::size_t t = 0; t < sizes.size(); ++t) {
-          updated[static_cast<std::size_t>(rank)] += layout.range(t, rank).size;
-        }
-      }
-    }
-    EXPECT_EQ(sum_of(updated), parameters());
-    const std::int64_t fullest = *std::max_element(updated.begin(), updated.end());
-    const std::int64_t held = 2 * kFloat * shards + 2 * kFloat * fullest;
-    const std::int64_t planned =
-        plan::model_states(parameters(), plan::fp32(), plan::Stage::kZero3, n).total();
-    EXPECT_GE(held, planned) << n << " ranks";
-    EXPECT_LT(static_cast<double>(held), 1.01 * static_cast<double>(planned)) << n << " ranks";
-  }
-}
-
-// Whole tensors: everything has an owner, and dealing out by size is off a fair share by no more
-// than the largest tensor.
-TEST(LayoutOfSmolLm2, OwnersHoldEverythingOnceAtEveryWorldSize) {
-  std::vector<std::int64_t> tensors;
-  for (const auto& unit : units_of_smollm2()) {
-    tensors.insert(tensors.end(), unit.begin(), unit.end());
-  }
-  const std::int64_t largest = *std::max_element(tensors.begin(), tensors.end());
-  for (int n = 1; n <= kMostRanks; ++n) {
-    for (const auto ownership :
-         {train::Ownership::kBySize, train::Ownership::kByCount, train::Ownership::kByOffset}) {
-      const std::vector<int> owners = train::assign_owners(tensors, n, ownership);
-      std::vector<std::int64_t> owned(static_cast<std::size_t>(n), 0);
-      for (std::size_t t = 0; t < tensors.size(); ++t) {
-        owned.at(static_cast<std::size_t>(owners[t])) += tensors[t];
-      }
-      EXPECT_EQ(sum_of(owned), parameters());
-      if (ownership != train::Ownership::kBySize) continue;
-      EXPECT_LE(*std::max_element(owned.begin(), owned.end()), parameters() / n + largest);
-    }
   }
 }
 

@@ -8,7 +8,6 @@
 #include <map>
 
 #include <09_pipeline/pipeline_trainer.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/pipeline_clock.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
@@ -18,24 +17,13 @@
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
 
+#include "unpadded.hpp"
+
 namespace zero::testing {
 namespace {
 
 using dist::Purpose;
 using plan::Stage;
-
-// Every unit of every part is a multiple of 4 x 64 elements, so that no shard has padding, which
-// the planner does not know.
-nn::LlamaConfig unpadded(bool tied) {
-  return {.vocabulary = 256,
-          .hidden = 256,
-          .layers = 5,
-          .heads = 4,
-          .kv_heads = 4,
-          .head_size = 64,
-          .mlp = 256,
-          .tied = tied};
-}
 
 struct Settings {
   bool tied = true;
@@ -83,17 +71,21 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
                                 {"tensor", tensor_ranks}});
   dist::Communicator &data = mesh.along("data"), &pipeline = mesh.along("pipeline"),
                      &tensor = mesh.along("tensor");
+  const memory::Snapshot before = memory::snapshot();
   const auto part = std::make_shared<LlamaStage>(unpadded(s.tied), pipeline.rank(), pipeline.size(),
                                                  nn::TensorParallel(tensor, s.sequence));
   if (s.recompute) {
     part->checkpoint_activations(true, {.partition_over = s.partition ? &tensor : nullptr});
   }
+  const plan::ModelPart planned_part =
+      plan::part_of(plan::model_of(unpadded(s.tied), ""), planned, stage);
   nn::SeededValues values(3);
   const auto number = static_cast<int>(zero);
   const std::string mode = zero == Stage::kDdp || planned.replicas == 1
                                ? fmt::format("engine{}", number)
                                : fmt::format("hsdp{}:shard_size={}", number, planned.shards);
   const auto strategy = make_strategy(mode, {*part, mesh, optim::adamw(), &values});
+  EXPECT_EQ(strategy->list().numel(), planned_part.model.parameters + planned_part.frozen);
   PipelineTrainer trainer(*part, *strategy);
   // A data rank has as many samples as tensor ranks and stages work on.
   const std::int64_t samples = planned.tensor * planned.pipeline;
@@ -104,6 +96,7 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
   const dist::Traffic on_data = data.traffic(), on_tensor = tensor.traffic(),
                       on_pipeline = pipeline.traffic();
   trainer.step(batches);
+  EXPECT_EQ(text_of(states_since(before)), text_of(strategy->costs().at_rest));
   const dist::Traffic piped = pipeline.traffic().since(on_pipeline);
   return {.held = strategy->costs().at_rest,
           .data_by_costs = strategy->costs().sent,
@@ -113,20 +106,27 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
                    piped.bytes(Purpose::kActivation) + piped.bytes(Purpose::kParameter)}};
 }
 
+// What the place sends is what the library's formulas say.
+PlaceOnMesh expect_by_formula(const plan::Mesh& mesh, Stage zero, int stage, const Settings& s) {
+  SCOPED_TRACE(fmt::format("{} on {}, {}", plan::name(zero), plan::text(mesh), text(s)));
+  const PlaceOnMesh place = look_at(mesh, zero, stage, s);
+  // costs() are those of a step with one micro-batch: below ZeRO-3 of any step.
+  if (s.micro_batches == 1 || zero != Stage::kZero3) {
+    EXPECT_EQ(place.sent.data, place.data_by_costs);
+  }
+  EXPECT_EQ(place.sent.pipeline, mesh.pipeline == 1 ? 0 : place.pipeline_by_formula);
+  return place;
+}
+
 void expect_planned(const plan::Mesh& mesh, Stage zero, const Settings& s) {
   SCOPED_TRACE(fmt::format("{} on {}, {}", plan::name(zero), plan::text(mesh), text(s)));
   const plan::StagePlan planned = plan::plan_stage(request_of(s), zero, mesh);
   SentOnMesh most;
   for (int stage = 0; stage < mesh.pipeline; ++stage) {
-    const PlaceOnMesh place = look_at(mesh, zero, stage, s);
+    const PlaceOnMesh place = expect_by_formula(mesh, zero, stage, s);
     if (stage == planned.fullest) {
       EXPECT_EQ(text_of(planned.states), text_of(place.held));
     }
-    // costs() are those of a step with one micro-batch: below ZeRO-3 of any step.
-    if (s.micro_batches == 1 || zero != Stage::kZero3) {
-      EXPECT_EQ(place.sent.data, place.data_by_costs);
-    }
-    EXPECT_EQ(place.sent.pipeline, mesh.pipeline == 1 ? 0 : place.pipeline_by_formula);
     if (stage == 0 || place.sent.total() > most.total()) most = place.sent;
   }
   EXPECT_EQ(planned.sent.shards + planned.sent.replicas, static_cast<double>(most.data));
@@ -137,6 +137,7 @@ void expect_planned(const plan::Mesh& mesh, Stage zero, const Settings& s) {
 class PlannerOnMesh : public ::testing::TestWithParam<plan::Mesh> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, PlannerOnMesh,
                          ::testing::Values(plan::Mesh{1, 4, 1, 1}, plan::Mesh{2, 2, 1, 1},
+                                           plan::Mesh{1, 1, 4, 1},
                                            plan::Mesh{1, 4, 2, 1},  // 8 ranks as 4 x 2
                                            plan::Mesh{2, 2, 2, 1},
                                            plan::Mesh{1, 4, 1, 4},  // four stages of four
@@ -183,74 +184,15 @@ TEST_P(PlannerOnTensorAxis, HasTheBytesOfCutSequencesAndOfCheckpoints) {
   });
 }
 
-// A way to train on hosts, and what rank 1 is counted to send in a step.
-struct OnHosts {
-  plan::HostPlan planned;
-  train::Costs costs;
-  std::int64_t sent = 0;
-  std::int64_t between = 0;
-};
-
-// ZeRO-3, HSDP and the parts of ZeRO++ with blocks of 64 elements.
-std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host) {
-  plan::Request request = request_of({.tied = false});
-  request.mesh = {};
-  request.world_size = world_size;
-  request.hosts.ranks_per_host = ranks_per_host;
-  request.hosts.block = request.hosts.gradient_block = 64;
-  std::vector<OnHosts> ways;
-  for (std::string mode : {"engine3", "hsdp3", "hpz", "qwz", "qgz", "zeropp"}) {
-    dist::Communicator world = dist::connect_fake(rank, world_size, ranks_per_host);
-    const auto model = make_deferred<nn::Llama>(unpadded(/*tied=*/false));
-    nn::SeededValues values(3);
-    train::StrategyArguments arguments{*model, world, optim::adamw(), &values};
-    if (ways.size() > 1) mode += ":quantization_block=64:gradient_block=64";
-    const auto strategy = make_strategy(mode, arguments);
-    const at::Tensor ids = (at::arange(16).view({1, 16}) * 131).remainder(256);
-    const dist::Traffic before = world.traffic();
-    train::Trainer(*strategy).step({{.inputs = ids, .targets = ids.flip(1), .loss_terms = 16}});
-    const dist::Traffic sent = world.traffic().since(before);
-    ways.push_back({.planned = plan::make_plan(request).hosts.at(ways.size()),
-                    .costs = strategy->costs(),
-                    .sent = training_bytes(sent),
-                    .between = sent.between_hosts(Purpose::kParameter) +
-                               sent.between_hosts(Purpose::kGradient)});
-  }
-  return ways;
-}
-
-// Shards are whole blocks, so that there are as many scales as the planner counts.
-TEST(PlannerOnHosts, HasTheBytesOfHsdpAndOfTheParts) {
+// Shards are padded there, which is more than the planner knows of.
+TEST(PlaceOf512, HoldsAndSendsWhatTheFormulasSay) {
   on_ranks(1, [](dist::Communicator&) {
-    for (const auto& [world_size, ranks_per_host] : {std::pair{4, 2}, {4, 1}, {2, 1}}) {
-      for (const OnHosts& way : ways_on_hosts(1, world_size, ranks_per_host)) {
-        SCOPED_TRACE(
-            fmt::format("{} on {} ranks, {} a host", way.planned.name, world_size, ranks_per_host));
-        EXPECT_EQ(text_of(way.planned.states), text_of(way.costs.at_rest));
-        const plan::HostPhase sum = way.planned.sum();
-        EXPECT_EQ(sum.inside + sum.between, static_cast<double>(way.sent));
-        // A gather or reduction over all ranks leaves a host otherwise than in a ring.
-        if (ranks_per_host == 1 || way.planned.name == "HSDP") {
-          EXPECT_EQ(sum.between, static_cast<double>(way.between));
-        }
-      }
-    }
-  });
-}
-
-// The planner has neither padding, which is much for 512 shards of so small a model, nor blocks
-// that end where a shard does.
-TEST(PlannerOnHosts, ARankOf512InGroupsOf8SendsWhatItsCostsSay) {
-  on_ranks(1, [](dist::Communicator&) {
-    for (const int rank : {0, 300, 511}) {
-      for (const OnHosts& way : ways_on_hosts(rank, /*world_size=*/512, /*ranks_per_host=*/8)) {
-        SCOPED_TRACE(fmt::format("{} on rank {}", way.planned.name, rank));
-        EXPECT_EQ(way.sent, way.costs.sent);
-        if (way.planned.name != "ZeRO-3") {
-          EXPECT_EQ(way.between, way.costs.sent_between_groups);
-        }
-        const plan::HostPhase sum = way.planned.sum();
-        EXPECT_NEAR(static_cast<double>(way.sent) / (sum.inside + sum.between), 1, 0.1);
+    expect_by_formula({1, 64, 8, 1}, Stage::kZero3, 0, {.tied = false});
+    expect_by_formula({8, 8, 8, 1}, Stage::kZero3, 0, {.tied = false});
+    expect_by_formula({64, 8, 1, 1}, Stage::kZero3, 0, {.tied = false});
+    for (int stage = 0; stage < 4; ++stage) {
+      for (const bool tied : {true, false}) {
+        expect_by_formula({1, 16, 8, 4}, Stage::kZero2, stage, {.tied = tied, .micro_batches = 6});
       }
     }
   });

@@ -1,85 +1,109 @@
-// A rank of a fake process group beside the same rank of a real one: what it holds and sends.
+// A rank of a fake process group beside the same rank of a real one, also of a mesh: what it holds
+// and sends. On a tensor axis values mean nothing, bytes are exact.
 
-#include <tests/support/deferred.hpp>
 #include <tests/support/session.hpp>
+#include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
+#include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
 namespace zero::testing {
 namespace {
 
-// One rank that has just been given its first values, with nobody else where it is fake.
-struct Rank {
-  Rank(dist::Communicator& communicator, const std::string& mode, const RandomModelConfig& config)
-      : values(3) {
-    model = make_deferred<RandomModel>(config);
-    const auto optimizer = optim::with_master_weights(optim::adamw());  // none in float32
-    strategy = make_strategy(mode, {*model, communicator, optimizer, &values, ""});
-  }
-
-  std::shared_ptr<RandomModel> model;
-  nn::SeededValues values;
-  std::unique_ptr<train::Strategy> strategy;
-};
-
 // What can be the same although the others are missing.
 struct Seen {
-  train::ModelStateBytes predicted;
-  train::ModelStateBytes held;
+  train::ModelStateBytes predicted, held;
   std::int64_t predicted_traffic = 0;
-  dist::Traffic setup;
-  dist::Traffic step;
+  std::int64_t activations = 0;     // their peak in a step, in bytes
+  dist::Traffic setup, step, axis;  // the last one of the tensor axis in a step
 };
 
-Seen look_at(dist::Communicator& communicator, const std::string& mode,
-             const RandomModelConfig& config) {
+// Trains two steps of the model that `make` makes on the tensor axis.
+Seen look_at(const dist::Mesh& mesh, const std::string& mode,
+             const std::function<std::shared_ptr<nn::Model>()>& make,
+             const std::function<data::Batch(int rank, int step)>& batch) {
+  dist::Communicator &data = mesh.data(), &tensor = mesh.tensor();
   Seen seen;
-  const dist::Traffic at_start = communicator.traffic();
+  const dist::Traffic at_start = data.traffic();
   const memory::Snapshot before = memory::snapshot();
-  Rank rank(communicator, mode, config);
-  train::Strategy& strategy = *rank.strategy;
-  seen.setup = communicator.traffic().since(at_start);
-  const auto batch = [&](int step) {
-    return random_model_batch(config, 17, communicator.rank(), step);
-  };
-  train::Trainer trainer(strategy);
-  trainer.step({batch(0)});
-  const dist::Traffic traffic = communicator.traffic();
-  trainer.step({batch(1)});
-  seen.step = communicator.traffic().since(traffic);
+  const auto model = make();
+  nn::SeededValues values(3);
+  // Without effect on float32.
+  const auto strategy =
+      make_strategy(mode, {*model, mesh, optim::with_master_weights(optim::adamw()), &values, ""});
+  seen.setup = data.traffic().since(at_start);
+  train::Trainer trainer(*strategy);
+  trainer.step({batch(data.rank(), 0)});
+  const dist::Traffic on_data = data.traffic(), on_tensor = tensor.traffic();
+  memory::reset_peaks();
+  trainer.step({batch(data.rank(), 1)});
+  seen.step = data.traffic().since(on_data);
+  seen.axis = tensor.traffic().since(on_tensor);
   seen.held = states_since(before);
-  seen.predicted = strategy.costs().at_rest;
-  seen.predicted_traffic = strategy.costs().sent;
+  seen.activations = memory::snapshot().peak_of(memory::Category::kActivations) -
+                     before[memory::Category::kActivations];
+  seen.predicted = strategy->costs().at_rest;
+  seen.predicted_traffic = strategy->costs().sent;
   return seen;
 }
 
-void expect_same(const Seen& fake, const Seen& real, const std::string& mode) {
-  EXPECT_EQ(text_of(fake.predicted), text_of(real.predicted)) << mode;
-  EXPECT_EQ(text_of(fake.held), text_of(real.held)) << mode;
-  EXPECT_EQ(training_bytes(fake.step), fake.predicted_traffic) << mode;
+void expect_same(const Seen& fake, const Seen& real) {
+  EXPECT_EQ(text_of(fake.predicted), text_of(real.predicted));
+  EXPECT_EQ(text_of(fake.held), text_of(real.held));
+  EXPECT_EQ(text_of(real.held), text_of(real.predicted));
+  EXPECT_EQ(training_bytes(fake.step), fake.predicted_traffic);
+  EXPECT_EQ(fake.predicted_traffic, real.predicted_traffic);
   for (std::size_t p = 0; p < dist::kPurposes; ++p) {
     const auto purpose = static_cast<dist::Purpose>(p);
-    EXPECT_EQ(fake.setup.bytes(purpose), real.setup.bytes(purpose)) << mode << name(purpose);
-    EXPECT_EQ(fake.step.bytes(purpose), real.step.bytes(purpose)) << mode << name(purpose);
-    EXPECT_EQ(fake.step.calls(purpose), real.step.calls(purpose)) << mode << name(purpose);
+    EXPECT_EQ(fake.setup.bytes(purpose), real.setup.bytes(purpose)) << name(purpose);
+    for (const auto& of : {&Seen::step, &Seen::axis}) {
+      EXPECT_EQ((fake.*of).bytes(purpose), (real.*of).bytes(purpose)) << name(purpose);
+      EXPECT_EQ((fake.*of).calls(purpose), (real.*of).calls(purpose)) << name(purpose);
+    }
   }
 }
 
 ZERO_TESTS_ON_RANKS(FakeProcessGroup, 1, 2, 3, 4);
 
 TEST_P(FakeProcessGroup, ARankHoldsAndSendsWhatItDoesInARealOne) {
-  on_ranks(GetParam(), [](dist::Communicator& real) {
+  on_all_modes(GetParam(), [](dist::Communicator& real, const std::string& mode) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(c10::toString(dtype));
       const RandomModelConfig config{.parts = "sanfg", .dtype = dtype};
-      for (const std::string& mode : all_modes()) {
-        SCOPED_TRACE(c10::toString(dtype));
-        const Seen of_real = look_at(real, mode, config);
-        dist::Communicator fake = dist::connect_fake(real.rank(), real.size());
-        expect_same(look_at(fake, mode, config), of_real, mode);
-      }
+      const auto make = [&] { return make_deferred<RandomModel>(config); };
+      const auto batch = [&](int rank, int step) {
+        return random_model_batch(config, 17, rank, step);
+      };
+      dist::Communicator fake = dist::connect_fake(real.rank(), real.size());
+      expect_same(look_at(fake, mode, make, batch), look_at(real, mode, make, batch));
+    }
+  });
+}
+
+class FakeMesh : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(DataRanks, FakeMesh, ::testing::Values(1, 2), name_of_ranks);
+
+TEST_P(FakeMesh, ARankHoldsAndSendsWhatItDoesInARealOne) {
+  on_all_modes(2 * GetParam(), [](dist::Communicator& real, const std::string& mode) {
+    for (const bool sequence : {false, true}) {
+      SCOPED_TRACE(fmt::format("sequence {}", sequence));
+      const auto look = [&](dist::Communicator& world) {
+        const TwoAxes axes(world, 2);
+        return look_at(
+            axes.mesh, mode,
+            [&] {
+              return make_deferred<nn::Llama>(llama_to_split(),
+                                              nn::TensorParallel(*axes.tensor, sequence));
+            },
+            split_batch);
+      };
+      const Seen of_real = look(real);
+      dist::Communicator fake = dist::connect_fake(real.rank(), real.size());
+      const Seen of_fake = look(fake);
+      expect_same(of_fake, of_real);
+      EXPECT_EQ(of_fake.activations, of_real.activations);
     }
   });
 }

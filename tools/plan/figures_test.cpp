@@ -12,9 +12,11 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
+#include <stdexcept>
 
 #include <tools/support/arguments.hpp>
 #include <tools/support/json.hpp>
+#include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 
 #include "options.hpp"
@@ -105,6 +107,20 @@ Plan plan_of(const std::string& options) {
   return make_plan(read_options(static_cast<int>(argv.size()), argv.data()));
 }
 
+// What an option of this kind is read as; null if it is refused.
+tools::Json read_as(const std::string& kind, const std::string& text) {
+  try {
+    if (kind == "memory") return parse_memory(text).bytes;
+    if (kind == "count") return parse_count(text);
+    if (kind == "bandwidth") return parse_bandwidth(text);
+    if (kind == "time") return parse_seconds(text);
+    if (kind == "speed") return parse_flops(text);
+  } catch (const Error&) {
+    return {};
+  }
+  throw std::invalid_argument(kind);
+}
+
 // In a process of its own, because a wrong command line ends it.
 void expect_refused(const std::string& options, const std::string& words) {
   const auto run = [&] {
@@ -138,7 +154,9 @@ TEST(PlannedFigures, AreThoseOfTheTable) {
     const std::string options = line.substr(0, first);
     const std::string what = line.substr(first + 1, second - first - 1);
     const std::string value = line.substr(second + 1);
-    if (what == "refuses") {
+    if (what.starts_with("as ")) {
+      expect_value(read_as(what.substr(3), options), value);
+    } else if (what == "refuses") {
       expect_refused(options, value);
     } else if (what == "prints") {
       expect_printed(options, value);

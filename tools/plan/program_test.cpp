@@ -3,11 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include <tests/support/program.hpp>
-#include <tests/support/test_folder.hpp>
-#include <zero/nn/llama_config.hpp>
 
 namespace zero::plan {
 namespace {
@@ -23,14 +20,6 @@ TEST(PlanProgram, ExitsWithItsVerdict) {
   EXPECT_EQ(run_plan("--parameters 1.5e9 --nproc 8 --memory 16GB").code, 0);
   EXPECT_EQ(run_plan("--parameters 13e9").code, 0);
   EXPECT_EQ(run_plan("--help").code, 0);
-}
-
-TEST(PlanProgram, PlansAFolderOfHuggingFace) {
-  const testing::TestFolder folder;
-  folder.write("config.json", nn::to_hugging_face_json(nn::preset("smollm2-360m")).dump());
-  const testing::ProcessResult ended = run_plan("--weights '" + folder.path().string() + "'");
-  EXPECT_EQ(ended.code, 0);
-  EXPECT_THAT(ended.said, ::testing::HasSubstr("361,821,120 parameters"));
 }
 
 // The blocks of docs/planner.md that begin with "$ ./run plan".
