@@ -6,8 +6,6 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
-#include <tools/plan/model.hpp>
-#include <tools/plan/stages.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
@@ -27,7 +25,6 @@ struct Means {
   double gradients = 0;
   double optimizer = 0;
   double total = 0;
-  double sent = 0;  // in a step
 };
 
 // By the formulas of `mode`. Also sees that a rank holds the parameters that its formula says.
@@ -48,7 +45,6 @@ Means means_of(const std::string& mode, const nn::LlamaConfig& config, int ranks
     add(mean.gradients, bytes.gradients);
     add(mean.optimizer, bytes.optimizer);
     add(mean.total, bytes.total());
-    add(mean.sent, strategy->costs().sent);
   }
   return mean;
 }
@@ -70,40 +66,6 @@ TEST(PublishedTable, ClassifierComesOutWithin0Point01Mib) {
       EXPECT_NEAR(found.gradients / kMib, published.gradients, 0.01);
       EXPECT_NEAR(found.optimizer / kMib, published.optimizer, 0.01);
       EXPECT_NEAR(found.total / kMib, published.total, 0.02);
-    }
-  });
-}
-
-// The planner's formulas beside the strategies' own.
-TEST(PlannerFormulas, AreThoseOfTheStrategies) {
-  on_ranks(1, [](dist::Communicator&) {
-    using plan::Scheme, plan::Stage;
-    struct Mode {
-      const char* name;
-      Stage stage;
-      Scheme scheme;
-    };
-    const plan::Model model = plan::model_of(nn::preset("tiny"), "tiny");
-    const auto parameters = static_cast<double>(model.parameters);
-    const double kept = static_cast<double>(model.root) / parameters;
-    for (const Mode& mode : {Mode{"ddp", Stage::kDdp, Scheme::kDdp},
-                             {"zero1", Stage::kZero1, Scheme::kZero1},
-                             {"zero1:naive", Stage::kZero1, Scheme::kZero1Naive},
-                             {"zero2", Stage::kZero2, Scheme::kZero2},
-                             {"zero2:placeholder", Stage::kZero2, Scheme::kZero2Placeholder},
-                             {"zero3", Stage::kZero3, Scheme::kZero3},
-                             {"zero3:whole", Stage::kZero3, Scheme::kZero3Kept}}) {
-      for (const int n : {1, 2, 3, 8}) {
-        SCOPED_TRACE(fmt::format("{}, {} ranks", mode.name, n));
-        const Means found = means_of(mode.name, nn::preset("tiny"), n);
-        // Of n parameters a rank has equal shares.
-        const std::int64_t of_n = plan::model_states(n, plan::fp32(), mode.stage, n).total();
-        const double planned = parameters * static_cast<double>(of_n) / n;
-        EXPECT_NEAR(found.total / planned, 1, 1e-9);
-        const plan::Copies copies = plan::copies(model.parameters, plan::fp32());
-        EXPECT_NEAR(found.sent, plan::sent(mode.scheme, copies, n, kept).total(),
-                    1e-6 * parameters);
-      }
     }
   });
 }
