@@ -71,12 +71,6 @@ void expect_connected(int ranks, const std::function<void(dist::Communicator&, i
   for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
 }
 
-TEST(Connect, PortThatIsTakenIsNamed) {
-  const TakenPort taken;
-  expect_errors(connecting_alone(0, 0, 2, taken.number()),
-                HasSubstr(fmt::format("cannot listen on port {}: it is taken", taken.number())));
-}
-
 // Rank 0 serves the store: when it has given up, the others can no longer ask who is missing.
 TEST(Connect, RanksThatNeverComeAreNamed) {
   for (const auto& [size, missing] : {std::pair{3, "rank 2 of 3 did not come within 1 s"},
@@ -87,40 +81,50 @@ TEST(Connect, RanksThatNeverComeAreNamed) {
   }
 }
 
-// torchrun's agents start their own ranks again, each when it has noticed: one early, one late.
-TEST(Connect, RanksThatAreStartedAgainWaitTwiceAsLong) {
+// Two ranks with a store that is served, of which rank 1 comes `late`.
+Exits one_late(int late, int limit, int restarts) {
   const int port = free_port();
   const c10d::TCPStore served = served_store(port);
-  const Exits exits = connecting(2, [&](int rank) {
-    dist::RankEnvironment again = environment(rank, 2, port);
-    again.store_is_served = true;
-    again.restarts = 1;
-    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
-    dist::connect(again, within(3));
+  return connecting(2, [=](int rank) {
+    dist::RankEnvironment of_rank = environment(rank, 2, port);
+    of_rank.store_is_served = true;
+    of_rank.restarts = restarts;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(late));
+    dist::connect(of_rank, within(limit));
   });
-  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
+}
+
+// torchrun's agents start their own ranks again, each when it has noticed: one early, one late.
+TEST(Connect, RanksThatAreStartedAgainWaitTwiceAsLong) {
+  for (const dist::RankExit& exit : one_late(/*late=*/4, /*limit=*/3, /*restarts=*/1)) {
+    EXPECT_EQ(exit.result, "connected") << exit.output;
+  }
 }
 
 TEST(Connect, RankThatComesLaterIsToldThatOneHasGivenUp) {
-  const int port = free_port();
-  const c10d::TCPStore served = served_store(port);
-  const Exits exits = connecting(2, [&](int rank) {
-    dist::RankEnvironment late = environment(rank, 2, port);
-    late.store_is_served = true;
-    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
-    dist::connect(late, within(1));
-  });
+  const Exits exits = one_late(/*late=*/3, /*limit=*/1, /*restarts=*/0);
   expect_errors({exits[0]}, HasSubstr("rank 1 of 2 did not come within 1 s"));
   expect_errors(
       {exits[1]},
       HasSubstr("not all ranks came: rank 0 has waited for all ranks for 1 s and given up"));
 }
 
-TEST(Connect, Rank0ThatNeverComesIsNamed) {
+TEST(Connect, WhoAloneCannotConnectNamesWhatIsInTheWay) {
+  const TakenPort taken;
+  expect_errors(connecting_alone(0, 0, 2, taken.number()),
+                HasSubstr(fmt::format("cannot listen on port {}: it is taken", taken.number())));
   const int port = free_port();
   expect_errors(
       connecting_alone(1, 1, 2, port),
       HasSubstr(fmt::format("rank 1 did not reach rank 0 at 127.0.0.1:{} within 1 s", port)));
+  // The address of another machine, or of none, is not a port that is taken.
+  expect_errors(connecting(1,
+                           [](int) {
+                             dist::RankEnvironment elsewhere = environment(0, 2, free_port());
+                             elsewhere.master_address = "nobody.invalid";
+                             dist::connect(elsewhere, within(1));
+                           }),
+                HasSubstr("MASTER_ADDR must be the name or the address of rank 0's machine"));
 }
 
 TEST(Connect, InterfaceThatIsNotThereIsNamed) {
@@ -134,20 +138,6 @@ TEST(Connect, InterfaceThatIsNotThereIsNamed) {
   // Rank 0 may have found that, and left with the store, while rank 1 still asks for it.
   expect_errors(exits, AnyOf(named, HasSubstr("the store of rank 0 is gone")));
   expect_errors({exits[0]}, named);
-}
-
-// Each would be a run of its own, over the same files, if nobody read these.
-TEST(Connect, ProcessesOfMpichAreOneRun) {
-  const int port = free_port();
-  const Exits exits = connecting(2, [&](int rank) {
-    ::setenv("PMI_RANK", std::to_string(rank).c_str(), 1);
-    ::setenv("PMI_SIZE", "2", 1);
-    ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
-    const auto communicator = dist::connect(*dist::rank_environment(), within(20));
-    if (communicator->size() != 2 || communicator->rank() != rank) throw Error("alone");
-    communicator->barrier();
-  });
-  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
 }
 
 // A batch script of Slurm is task 0 of all, and nobody starts the others without srun.
@@ -220,17 +210,6 @@ TEST(Connect, ServerOfTheStoreIsStoppedBeforeAllHaveCome) {
                                                port)));
     for (const dist::RankExit& exit : exits) EXPECT_LT(exit.seconds, 6);  // one time limit
   }
-}
-
-// The address of another machine, or of none, is not a port that is taken.
-TEST(Connect, AddressThatIsNotOfRank0IsNamed) {
-  const Exits exits = connecting(1, [&](int) {
-    dist::RankEnvironment elsewhere = environment(0, 2, free_port());
-    elsewhere.master_address = "nobody.invalid";
-    dist::connect(elsewhere, within(1));
-  });
-  expect_errors(exits,
-                HasSubstr("MASTER_ADDR must be the name or the address of rank 0's machine"));
 }
 
 // More than the store takes at a time.

@@ -4,8 +4,6 @@
 #include <ATen/ops/ones.h>
 
 #include <tests/support/session.hpp>
-#include <tests/support/test_unit.hpp>
-#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {
@@ -56,29 +54,22 @@ TEST(Disagreement, AboutTheModelOrItsTraining) {
       [](SessionOptions& o) { o.accumulation = train::Accumulation::kReduceEach; }, kModel,
       owner + "size, accumulation before the reduction",
       owner + "size, a reduction of every micro-batch");
+  expect_sessions_refused([](SessionOptions& o) { o.reduce_type = dist::ReduceType::kFloat32; },
+                          kModel, "gradients of 2 bytes reduced in",
+                          "gradients of 2 bytes reduced in float32");
   expect_sessions_refused([](SessionOptions& o) { o.model.inputs = 6; }, kModel,
                           first + ", trainable", "parameter 'first' [7, 6] Float, trainable");
   expect_sessions_refused([](SessionOptions& o) { o.model.dtype = at::kDouble; }, kModel, first,
                           "parameter 'first' [7, 5] Double");
   expect_sessions_refused([](SessionOptions& o) { o.model.parts += "a"; }, kModel, "nothing more",
                           "parameter 'parts.3.weight' [7, 7]");
+  expect_sessions_refused([](SessionOptions& o) { o.model.parts = "fnf"; }, kModel,
+                          "parameter 'parts.0.weight' [7, 7] Float, trainable",
+                          "parameter 'parts.0.weight' [7, 7] Float, frozen");
   expect_sessions_refused([](SessionOptions& o) { o.trainer.clip_norm = 1; },
                           "the step in Trainer::Trainer", "a clip norm of 0", "a clip norm of 1");
   expect_sessions_refused([](SessionOptions& o) { o.trainer.first_step = 7; },
                           "the step in Trainer::Trainer", "first step 0", "first step 7");
-}
-
-TEST(Disagreement, AboutWhatIsFrozen) {
-  expect_refused(
-      [](dist::Communicator& communicator, bool different) {
-        RandomModel model(RandomModelConfig{});
-        nn::SeededValues values(1);
-        nn::initialize_parameters(model, values);
-        if (different) model.parameters().front().requires_grad_(false);
-        make_strategy("ddp", {model, communicator, optim::adamw(), nullptr, ""});
-      },
-      kModel, "parameter 'first' [7, 5] Float, trainable",
-      "parameter 'first' [7, 5] Float, frozen");
 }
 
 TEST(Disagreement, AboutTheNumberOfMicroBatches) {
@@ -91,19 +82,6 @@ TEST(Disagreement, AboutTheNumberOfMicroBatches) {
     });
     expect_errors(exits, HasSubstr("step 0: rank 2 has 3 micro-batches, rank 0 has 2"));
   }
-}
-
-// Not a mistake: rank 0's first values replace the others'.
-TEST(Disagreement, AboutSeedsIsRepaired) {
-  on_ranks(3, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> reference;
-    for (const std::string& mode : all_modes()) {
-      SessionOptions options;
-      if (reference.empty()) reference = SingleProcessReference(options).parameters();
-      options.seed += static_cast<std::uint64_t>(communicator.rank());
-      EXPECT_TRUE(same_bits(Session(communicator, mode, options).weights(), reference)) << mode;
-    }
-  });
 }
 
 // A branch that only one rank takes: under stage 3 a unit is gathered by all ranks or by none.
@@ -134,42 +112,16 @@ TEST(Disagreement, AboutWhichUnitsRun) {
 // Units of one size in different orders: without the unit in the fingerprint of a gather, ranks of
 // chapters 03 and 04 would take each other's parameters.
 TEST(Disagreement, AboutTheOrderOfEqualUnits) {
-  struct Two : nn::Model {
-    struct Layer : TestUnit {
-      at::Tensor apply_to(const at::Tensor& x, const at::Tensor& weight) {
-        return run([&] { return x.matmul(weight).tanh(); });
-      }
-    };
-    Two() {
-      for (const char* const name : {"a", "b"}) {
-        units.push_back(register_module(name, std::make_shared<Layer>()));
-        weights.push_back(units.back()->add("weight", {6, 6}));
-      }
-    }
-    at::Tensor loss(const data::Batch& batch) override { return predict(batch).square().mean(); }
-    at::Tensor predict(const data::Batch& batch) override {
-      return run([&] {
-        at::Tensor x = batch.inputs;
-        for (const std::size_t u : {first, 1 - first}) x = units[u]->apply_to(x, weights[u]);
-        return x;
-      });
-    }
-    std::vector<std::shared_ptr<Layer>> units;
-    std::vector<at::Tensor> weights;
-    std::size_t first = 0;
-  };
   for (const std::string mode : {"zero3", "tensor_zero3", "engine3"}) {
     SCOPED_TRACE(mode);
     const auto exits = ranks_ended({}, [&](dist::Communicator& communicator) {
-      Two model;
-      nn::SeededValues values(1);
-      nn::initialize_parameters(model, values);
-      const auto strategy = make_strategy(mode, {model, communicator, optim::adamw(), nullptr, ""});
-      model.first = communicator.rank() == 1 ? 1 : 0;
-      strategy->backward(strategy->forward({.inputs = at::ones({2, 6}, at::kDouble)}));
-      strategy->finish_backward();
+      Session session(communicator, mode, with_parts("aa"));
+      session.model().call_in_forward([&] {
+        session.model().run_part(communicator.rank() == 1 ? 1 : 0, at::ones({2, 7}));
+      });
+      session.step(0);
     });
-    expect_errors(exits, ::testing::ContainsRegex("rank 0 (is in .*unit 'a'|has a)"));
+    expect_errors(exits, ::testing::ContainsRegex("rank 0 (is in .*unit 'parts.0'|has parts.0)"));
   }
 }
 

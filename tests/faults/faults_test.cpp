@@ -12,8 +12,10 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
+#include <optional>
 #include <thread>
 
+#include <tests/support/hooked_communicator.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
@@ -24,7 +26,6 @@ namespace {
 
 using ::testing::ContainsRegex;
 
-constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 constexpr int kSteps = 50;
 constexpr auto kTimeLimit = std::chrono::seconds(2);
@@ -42,31 +43,69 @@ void end_after(const std::vector<pid_t>& others) {
   ::_exit(0);
 }
 
-// Trains; `signal` reaches the victim in `phase` of its second step.
-void train_until_struck(dist::Communicator& communicator, const std::string& mode,
-                        const std::string& phase, int signal) {
+// Where a rank is struck. Under ZeRO++ phases are those of its collectives.
+struct Place {
+  std::string mode, phase;
+  int ranks = 3;
+};
+
+// A phase of a collective of ZeRO++: of which group, for what, and whether it is waited for.
+struct Collective {
+  const char *phase, *axis;
+  dist::Purpose purpose;
+  bool waiting;
+};
+constexpr Collective kCollectives[] = {
+    {"new_weights", "data", dist::Purpose::kParameter, false},
+    {"dequantize", "data", dist::Purpose::kParameter, true},
+    {"secondary_shards", "shard", dist::Purpose::kParameter, false},
+    {"inside_group", "shard", dist::Purpose::kGradient, false},
+    {"between_hops", "replica", dist::Purpose::kGradient, false},
+    {"between_groups", "replica", dist::Purpose::kGradient, true}};
+
+std::vector<Place> places() {
+  std::vector<Place> all;
+  for (const std::string& mode : all_strategies()) {
+    for (const char* phase : {"forward", "backward", "optimizer"}) all.push_back({mode, phase});
+  }
+  for (const Collective& c : kCollectives) all.push_back({"zeropp", c.phase, 4});
+  return all;
+}
+
+// Trains; `signal` reaches the victim at `place` of its second step.
+void train_until_struck(dist::Communicator& communicator, const Place& place, int signal) {
   int step = 0;
   std::vector<pid_t> others;
   const auto pids = communicator.exchange(std::to_string(::getpid()));
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < communicator.size(); ++rank) {
     if (rank != kVictim) others.push_back(std::stoi(pids[static_cast<std::size_t>(rank)]));
   }
   const auto strike = [&](const std::string& here) {
-    if (here != phase || step != 1 || communicator.rank() != kVictim) return;
+    if (here != place.phase || step != 1 || communicator.rank() != kVictim) return;
     if (signal == SIGSTOP) end_after(others);
     ::raise(signal);
   };
   SessionOptions options = with_parts("ana");
   options.optimizer = hooked(options.optimizer, [&] { strike("optimizer"); });
-  Session session(communicator, mode, options);
+  Session session(communicator, place.mode + (place.ranks == 4 ? ":group_size=2" : ""), options);
   session.model().call_in_forward([&] { strike("forward"); });
   session.strategy().passes().observe_gradients(
       [&](std::size_t, const at::Tensor&) { strike("backward"); });
+  std::optional<Hooked> hook;
+  for (const Collective& c : kCollectives) {
+    if (place.phase != c.phase) continue;
+    dist::Communicator& group = c.axis == std::string("data")
+                                    ? session.strategy().mesh().data()
+                                    : session.strategy().mesh().along(c.axis);
+    hook.emplace(group, [&, c](dist::Operation, dist::Purpose purpose, bool waiting) {
+      if (purpose == c.purpose && waiting == c.waiting) strike(c.phase);
+    });
+  }
   for (; step < kSteps; ++step) session.step(step);
 }
 
-dist::LaunchOptions launch_options() {
-  dist::LaunchOptions options = captured(kRanks, std::chrono::seconds(60));
+dist::LaunchOptions launch_options(int ranks = 3) {
+  dist::LaunchOptions options = captured(ranks, std::chrono::seconds(60));
   options.connect.timeout = kTimeLimit;
   // After the first rank has failed the others have this much longer than the time limit; then they
   // are killed, which RankExit tells apart. Less than the two seconds that users get.
@@ -74,10 +113,9 @@ dist::LaunchOptions launch_options() {
   return options;
 }
 
-std::vector<dist::RankExit> ranks_struck(const std::string& mode, const std::string& phase,
-                                         int signal) {
-  return dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    train_until_struck(communicator, mode, phase, signal);
+std::vector<dist::RankExit> ranks_struck(const Place& place, int signal) {
+  return dist::launch_ranks(launch_options(place.ranks), [&](dist::Communicator& communicator) {
+    train_until_struck(communicator, place, signal);
     return std::string();
   });
 }
@@ -89,32 +127,27 @@ void expect_no_processes_left() {
 
 void expect_survivors_speak(const std::vector<dist::RankExit>& exits, const std::string& why) {
   std::string all;
-  for (const int rank : {0, 2}) {
-    const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
+  for (const dist::RankExit& exit : exits) {
+    if (exit.rank == kVictim) continue;
     EXPECT_EQ(exit.exit_code, 1) << exit.output;
     EXPECT_FALSE(exit.killed) << "did not end by itself: " << exit.output;
     // "rank 0: reduce #31 (gradient, 28 bytes) in Trainer::step in step 1: …"
     EXPECT_THAT(exit.output,
                 ContainsRegex(fmt::format("rank {}: [a-z_]+ #[0-9]+ \\([a-z]+, [0-9]+ bytes\\) in "
                                           "Trainer::step in step [0-9]+: .*rank [0-9]",
-                                          rank)));
+                                          exit.rank)));
     all += exit.output;
   }
   // Who hears of it second may see the first survivor leave.
   EXPECT_THAT(all, ContainsRegex(why));
 }
 
-using Place = std::tuple<std::string, std::string>;
 class Fault : public ::testing::TestWithParam<Place> {};
-INSTANTIATE_TEST_SUITE_P(Paths, Fault,
-                         ::testing::Combine(::testing::ValuesIn(all_strategies()),
-                                            ::testing::Values("forward", "backward", "optimizer")),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "_" + std::get<1>(info.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(Paths, Fault, ::testing::ValuesIn(places()),
+                         [](const auto& info) { return info.param.mode + "_" + info.param.phase; });
 
 TEST_P(Fault, ARankIsKilled) {
-  const auto exits = ranks_struck(std::get<0>(GetParam()), std::get<1>(GetParam()), SIGKILL);
+  const auto exits = ranks_struck(GetParam(), SIGKILL);
   EXPECT_EQ(exits[kVictim].signal, SIGKILL);
   EXPECT_FALSE(exits[kVictim].killed) << "the launcher did it, not the test";
   expect_survivors_speak(exits, "connection to rank 1 is gone|rank 1 is gone");
@@ -123,7 +156,7 @@ TEST_P(Fault, ARankIsKilled) {
 
 // What the others make of a rank that stands still in `phase`.
 void expect_stop_is_noticed(const std::string& mode, const std::string& phase) {
-  const auto exits = ranks_struck(mode, phase, SIGSTOP);
+  const auto exits = ranks_struck({mode, phase}, SIGSTOP);
   EXPECT_EQ(exits[kVictim].signal, SIGKILL) << "it cannot have ended by itself";
   expect_survivors_speak(exits, "nothing from rank 1 within 2(.0)? s");
   expect_no_processes_left();
@@ -232,7 +265,7 @@ TEST(Orphans, DoNotOutliveTheirLauncher) {
     });
     ::_exit(0);
   }
-  std::vector<pid_t> ranks(kRanks);
+  std::vector<pid_t> ranks(3);
   for (pid_t& rank : ranks) ASSERT_EQ(::read(pipe[0], &rank, sizeof rank), sizeof rank);
   ASSERT_EQ(::kill(launcher, SIGKILL), 0);
   // A rank that lives on is ended here: nothing is to be left behind by a test that fails either.
@@ -240,7 +273,7 @@ TEST(Orphans, DoNotOutliveTheirLauncher) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};  // without SA_RESTART: waitpid() returns
   ::sigaction(SIGALRM, &interrupting, nullptr);
-  for (int ended = 0; ended < kRanks + 1; ++ended) {
+  for (int ended = 0; ended < 3 + 1; ++ended) {
     int status = 0;
     if (::waitpid(-1, &status, 0) < 0) {
       ADD_FAILURE() << "a rank outlived its launcher";

@@ -17,8 +17,6 @@
 #include <tests/support/set_variable.hpp>
 #include <tests/support/states.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/connect.hpp>
-#include <zero/distributed/launch.hpp>
 
 namespace zero::testing {
 namespace {

@@ -37,8 +37,8 @@ class HookedBackend final : public dist::Backend {
  private:
   class HookedWork final : public dist::Work::Pending {
    public:
-    HookedWork(const Hook& hook, const dist::Call& call, WorkPtr work)
-        : hook_(hook), call_(call), work_(std::move(work)) {}
+    HookedWork(Hook hook, const dist::Call& call, WorkPtr work)
+        : hook_(std::move(hook)), call_(call), work_(std::move(work)) {}
     void wait() override {
       hook_(call_.operation, call_.purpose, /*waiting=*/true);
       work_->wait();
@@ -49,7 +49,7 @@ class HookedBackend final : public dist::Backend {
     }
 
    private:
-    const Hook& hook_;
+    Hook hook_;  // handles may outlive the backend
     dist::Call call_;
     WorkPtr work_;
   };
@@ -58,8 +58,8 @@ class HookedBackend final : public dist::Backend {
   Hook hook_;
 };
 
-/// While it lives, `communicator` calls a hook. It must outlive the handles that it gives. Groups
-/// that are split from it do not call the hook.
+/// While it lives, `communicator` calls a hook, and so do the handles that it gives. Groups that
+/// are split from it do not.
 class Hooked {
  public:
   Hooked(dist::Communicator& communicator, Hook hook) : communicator_(communicator) {
