@@ -25,17 +25,4 @@ inline std::string expect_refused(const TestFolder& folder, const std::string& a
   return ended.said;
 }
 
-/// Arguments that the ladder refuses, and what its message has in it.
-struct BadInput {
-  std::string arguments;
-  std::vector<std::string> messages;
-};
-
-/// Each of `inputs`, after the arguments `first`, as bad input or wrong usage.
-inline void expect_all_refused(const std::string& first, const std::vector<BadInput>& inputs) {
-  for (const BadInput& input : inputs) {
-    expect_refused(TestFolder(), first + input.arguments, input.messages, ::testing::AnyOf(1, 2));
-  }
-}
-
 }  // namespace zero::testing

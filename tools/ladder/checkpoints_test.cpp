@@ -81,45 +81,6 @@ TEST(Resume, ARunThatWasKilledEndsWithTheWeightsOfOneThatWasNot) {
   EXPECT_EQ(steps_kept(folder / "run"), steps + 3);
 }
 
-TEST(Resume, OtherNumbersOfRanksGoOnWithTheSameBatches) {
-  const TestFolder folder;
-  // A text that never changes: how far the losses of two batches differ depends on it.
-  const std::string common = "--data LICENSE --steps ";
-  const std::string two_ranks = " --modes tensor_zero3 --batch 2 ";
-  const json whole = figures(folder, common + "4" + two_ranks);
-  figures(folder, common + "2" + two_ranks + folder_option("--checkpoint", folder));
-  const auto losses = whole.at(0).at("losses").get<std::vector<double>>();
-  for (std::size_t step : {2, 3}) {
-    ASSERT_GT(std::abs(losses[step] - losses[step - 2]), 0.01) << "batches of a new run would pass";
-  }
-  for (const std::string ranks : {"--nproc 1 --batch 4 ", "--nproc 4 --batch 1 "}) {
-    const json rest = figures(folder, common + "4 --modes ddp,zero2,tensor_zero3 " + ranks +
-                                          folder_option("--resume", folder));
-    ASSERT_EQ(rest.size(), 3U);
-    EXPECT_EQ(digest(rest[0]), digest(rest[1]));
-    EXPECT_EQ(digest(rest[0]), digest(rest[2]));
-    // The weights are the same to the last bit, but sums over ranks are rounded in another order.
-    EXPECT_NEAR(rest[0].at("losses").at(0), losses[2], 1e-5);
-    EXPECT_NEAR(rest[0].at("losses").at(1), losses[3], 1e-4);
-  }
-  EXPECT_EQ(steps_kept(folder / "run"), 2) << "a run without --checkpoint changed it";
-}
-
-TEST(Resume, MasterWeightsComeBack) {
-  const TestFolder folder;
-  const std::string common = "--modes tensor_zero2 --dtype bf16 ";
-  const json whole = figures(folder, common + "--steps 4 ");
-  figures(folder, common + "--steps 2 " + folder_option("--checkpoint", folder));
-  const std::string resume = folder_option("--resume", folder);
-  const json rest = figures(folder, common + "--steps 4 " + resume);
-  EXPECT_EQ(digest(rest.at(0)), digest(whole.at(0)));
-  const json other = figures(folder, "--steps 4 --modes ddp,zero3 --dtype bf16 " + resume);
-  ASSERT_EQ(other.size(), 2U);
-  EXPECT_EQ(digest(other[0]), digest(other[1]));
-  testing::expect_refused(folder, kTiny + "--modes zero1 --steps 4 " + resume,
-                          {"is BFloat16 in the checkpoint and Float in the model"});
-}
-
 TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   const TestFolder folder;
   figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));

@@ -1,4 +1,4 @@
-// --device cuda: an error that says why if there is no GPU, and the ladder on GPUs if there is.
+// --device cuda is an error that says why if there is no GPU; ./run gpu has the ladder on GPUs.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -42,29 +42,6 @@ TEST(Device, CpuIsTheSameInBothPrograms) {
     }
   }
 #endif
-}
-
-// Weights that differ between modes or totals off the formula would give another exit code.
-TEST(GpuLadder, AllModesEndWithTheSameWeights) {
-  const TestFolder folder;
-  const ProcessResult ended = run_ladder(folder, kQuick + "--device cuda");
-  for (const char* reason : {"there is no usable GPU", "there is no GPU 1", "would both use",
-                             "ladder_cuda cannot be started"}) {
-    if (ended.said.find(reason) != std::string::npos) GTEST_SKIP() << ended.said;
-  }
-  EXPECT_EQ(ended.code, 0) << ended.said;
-}
-
-TEST(GpuLadder, OnlyAnUpdateOnTheHostRoundsOtherwise) {
-  const TestFolder folder;
-  const ProcessResult ended = run_ladder(
-      folder, kQuick + "--device cuda --nproc 1 --modes ddp,engine2,engine2:offload=host");
-  for (const char* reason : {"there is no usable GPU", "ladder_cuda cannot be started"}) {
-    if (ended.said.find(reason) != std::string::npos) GTEST_SKIP() << ended.said;
-  }
-  EXPECT_EQ(ended.code, 0) << ended.said;
-  EXPECT_THAT(ended.said, ::testing::ContainsRegex("\nengine2 .*yes"));
-  EXPECT_THAT(ended.said, ::testing::ContainsRegex("\nengine2:offload=host .*rounded"));
 }
 
 }  // namespace

@@ -6,9 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tests/support/ladder_program.hpp>
-#include <tests/support/save_safetensors_folder.hpp>
-#include <zero/nn/llama.hpp>
-#include <zero/nn/parameters.hpp>
+#include <zero/nn/llama_config.hpp>
 
 namespace zero::ladder {
 namespace {
@@ -127,94 +125,6 @@ TEST(LadderMesh, StagesTakeAsManyMicroBatchesAsThereAreUnlessTold) {
   const json report = figures_of(folder, kQuick + "--modes ddp --pp 2");
   EXPECT_EQ(report.at("micro_batches"), 2);
   EXPECT_EQ(sent_by(report, "pipeline", 0), 2 * 2 * kActivations);
-}
-
-// A folder of weights for a tiny model with a head of its own.
-std::string untied_weights(const TestFolder& folder) {
-  nn::LlamaConfig config = nn::preset("tiny");
-  config.tied = false;
-  const auto model = std::make_shared<nn::Llama>(config);
-  nn::SeededValues values(5);
-  nn::initialize_parameters(*model, values);
-  safetensors::NamedTensors tensors;
-  for (const nn::Parameter& p : nn::list_parameters(*model).parameters) {
-    tensors.emplace_back(p.name, p.tensor.detach());
-  }
-  testing::save_safetensors_folder(folder / "weights", tensors);
-  folder.write("weights/config.json", nn::to_hugging_face_json(config).dump());
-  return testing::shell_word(folder / "weights");
-}
-
-TEST(LadderMesh, Stage3GathersForEveryMicroBatchOfAStageWithAHeadOfItsOwn) {
-  const TestFolder folder;
-  const std::string run = "--steps 2 --seq-len 16 --no-compute-alone --timeout 30 --weights" +
-                          untied_weights(folder) + "--modes ddp,zero3,engine3 --micro-batches 3 ";
-  const json whole = figures_of(folder, run);
-  expect_all_identical(whole, 3, 2);
-  const json report = figures_of(folder, run + "--nproc 4 --pp 2");
-  expect_all_identical(report, 3, 4);
-  EXPECT_EQ(digest_in(report), digest_in(whole));
-}
-
-TEST(LadderMesh, StagesMayBeSplitOverATensorAxis) {
-  const TestFolder folder;
-  const std::string run = kQuick + "--modes ddp,zero2,engine2 --micro-batches 2 --tp 2 ";
-  const json whole = figures_of(folder, run + "--nproc 2");
-  const auto [said, report] = testing::succeed(folder, run + "--nproc 4 --pp 2");
-  EXPECT_THAT(said, HasSubstr("4 ranks (data 1 x pipeline 2 x tensor 2)"));
-  expect_all_identical(report, 3, 4);
-  EXPECT_EQ(digest_in(report), digest_in(whole));
-  // Rank = 2 stage + (tensor rank). The last stage sends its part of the weight.
-  EXPECT_EQ(sent_by(report, "pipeline", 1), 2 * 2 * kActivations);
-  EXPECT_EQ(sent_by(report, "pipeline", 2), 2 * kActivations + kEmbedding * 4 / 2);
-}
-
-TEST(LadderMesh, GroupsThatShareModelStatesAreCutOutOfTheDataAxis) {
-  const TestFolder folder;
-  const json report =
-      figures_of(folder, kQuick + "--modes ddp,hsdp1,hsdp2,hsdp3 --nproc 8 --tp 2 --shard-size 2");
-  expect_all_identical(report, 4, 8);
-  EXPECT_EQ(report.at("modes").back().at("mode"), "hsdp3:shard_size=2");
-  // Of four data ranks two share the moments.
-  const auto moments = [&](const std::string& mode) {
-    return row_of(report, mode).at("optimizer_mib").get<double>();
-  };
-  EXPECT_NEAR(moments("hsdp1:shard_size=2"), moments("hddp:shard_size=2") / 2, 1e-3);
-}
-
-// The same samples, whether they come at once or one after the other.
-TEST(MicroBatches, OfAStepAreTheSamplesOfALargerBatchUnderEveryMode) {
-  const TestFolder folder;
-  // tests/matrix has the bits of every mode.
-  const std::string modes = "--modes ddp,zero2,zero3 ";
-  const json report = figures_of(folder, kQuick + modes + "--micro-batches 3");
-  expect_all_identical(report, 3, 2);
-  const json at_once = figures_of(folder, kQuick + "--modes ddp --batch 3");
-  EXPECT_NEAR(row_of(report, "ddp").at("losses").at(0), row_of(at_once, "ddp").at("losses").at(0),
-              1e-5);
-  EXPECT_EQ(row_of(report, "zero2").at("sent_data_bytes"),
-            row_of(report, "ddp").at("sent_data_bytes"));
-  EXPECT_GT(row_of(report, "zero3").at("sent_data_bytes"),
-            2 * row_of(report, "ddp").at("sent_data_bytes").get<double>());
-  // The program compares what a rank would send with the formulas.
-  const json alone =
-      figures_of(folder, kQuick + "--modes zero3,engine3 --micro-batches 3 --fake-process-group 4");
-  EXPECT_EQ(alone.at("micro_batches"), 3);
-}
-
-TEST(LadderMesh, ACheckpointOfASplitModelGoesOnWithoutTheSplit) {
-  const TestFolder folder;
-  const std::string place = testing::shell_word(folder / "run");
-  const std::string run = "--model tiny --seq-len 16 --no-compute-alone --timeout 30 ";
-  const std::string split = run + "--modes zero3 --nproc 4 --tp 2 ";
-  const json all = figures_of(folder, split + "--steps 4");
-  figures_of(folder, split + "--steps 2 --checkpoint" + place);
-  const json rest = figures_of(folder, split + "--steps 4 --resume" + place);
-  EXPECT_EQ(digest_in(rest, "zero3"), digest_in(all, "zero3"));
-  const json other = figures_of(folder, run + "--modes ddp,engine2 --steps 4 --resume" + place);
-  expect_all_identical(other, 2, 2);
-  EXPECT_NEAR(row_of(other, "ddp").at("losses").at(1), row_of(all, "zero3").at("losses").at(3),
-              1e-4);
 }
 
 // 4 steps in an epoch, which ends where the checkpoint is.

@@ -140,17 +140,6 @@ TEST(Text, ThatChangesBetweenTwoModesEndsTheRun) {
   EXPECT_THAT(ended.said, HasSubstr("the data has changed since the run began"));
 }
 
-// Groups of two ranks, and ddp in their order.
-TEST(GroupsOfRanks, TrainLikeDdpInTheirOrderAndMustFit) {
-  const TestFolder folder;
-  const std::string groups = kQuick + "--nproc 4 --modes ddp,hsdp1,hsdp2,hsdp3 --shard-size ";
-  const json report = figures_of(folder, groups + "2");
-  expect_identical(report, 4);
-  EXPECT_EQ(report.at("modes").back().at("mode"), "hsdp3:shard_size=2");
-  testing::expect_refused(folder, groups + "3",
-                          {"rank 0", "rank 1", "rank 2", "rank 3", "4 is not a multiple of 3"});
-}
-
 // What is gathered inside groups has the weights of ddp; what is rounded has others, on all ranks
 // the same. The program compares the bytes of a second step, and of a first one, with the formula.
 // tests/parity has the modes on other ranks.
@@ -202,25 +191,6 @@ TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
     expect_identical(second, 4);
     EXPECT_EQ(second.at("model"), "saved");
   }
-}
-
-// Both axes at once; tests/checkpoint saves from each by itself.
-TEST(SavedWeights, OfAMeshAreThoseOfTheWholeModel) {
-  const std::string mesh = "--nproc 4 --tp 2 --pp 2";
-  const TestFolder folder;
-  const std::string saved = (folder / "saved").string();
-  const json report = figures_of(folder, kQuick + "--modes ddp,zero2 --micro-batches 2 " + mesh +
-                                             " --save" + shell_word(saved));
-  EXPECT_EQ(digest_of_folder(saved, /*classes=*/0), digest_of(report, "ddp"));
-  // Every tensor rank and every stage takes its part of what was saved.
-  const std::string weights =
-      "--steps 1 --seq-len 16 --no-compute-alone --modes ddp,zero2 --micro-batches 2 --weights" +
-      shell_word(saved);
-  const json whole = figures_of(folder, weights + " --nproc 1");
-  const json again = figures_of(folder, weights + mesh);
-  expect_identical(again, 2);
-  EXPECT_NEAR(row_of(again, "ddp").at("losses").at(0), row_of(whole, "ddp").at("losses").at(0),
-              1e-5);
 }
 
 TEST(Weights, ValuesAreThoseOfTheFolder) {
@@ -338,28 +308,6 @@ TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "traces"), {}), 8);
 }
 
-TEST(ActivationCheckpointing, TakesLessMemoryForTheSameWeights) {
-  const TestFolder folder;
-  const std::string run =
-      "--model tiny --steps 2 --batch 4 --no-compute-alone --modes ddp,zero3,tensor_zero3,engine3 ";
-  const json without = figures_of(folder, run);
-  const auto [said, with] =
-      succeed(folder, run + "--activation-checkpointing --activations-on-host");
-  EXPECT_THAT(said, HasSubstr("activation checkpointing (on the host, as all on the CPU)\n"));
-  EXPECT_EQ(with.at("activation_checkpointing"), true);
-  EXPECT_EQ(without.at("activation_checkpointing"), false);
-  expect_identical(with, 4);
-  const auto above_rest = [](const json& row) {
-    return row.at("peak_mib").get<double>() - row.at("total_mib").get<double>();
-  };
-  for (const json& row : with.at("modes")) {
-    const json& whole = row_of(without, row.at("mode"));
-    EXPECT_EQ(row.at("digest"), whole.at("digest")) << row.at("mode");
-    EXPECT_EQ(row.at("losses"), whole.at("losses")) << row.at("mode");
-    EXPECT_LT(above_rest(row), 0.8 * above_rest(whole)) << row.at("mode");
-  }
-}
-
 // Squares, so that no two windows are the same.
 std::string text_of(std::size_t bytes) {
   std::string text;
@@ -369,19 +317,6 @@ std::string text_of(std::size_t bytes) {
 }
 
 const std::string kWindows = "--model tiny --seq-len 16 --no-compute-alone --timeout 30 --data ";
-
-TEST(Epochs, AreStepsOfAllFullBatches) {
-  const TestFolder folder;
-  const auto data = folder.write("text", text_of(11 * 16 + 1));
-  const std::string run = kWindows + shell_word(data) + "--modes ddp,zero2 ";
-  const json two_epochs = figures_of(folder, run + "--epochs 2");
-  EXPECT_EQ(two_epochs.at("steps"), 10);  // 5 of 2 samples each, one sample left out
-  expect_identical(two_epochs, 2);
-  const json ten_steps = figures_of(folder, run + "--steps 10");
-  EXPECT_EQ(digest_of(two_epochs, "zero2"), digest_of(ten_steps, "zero2"));
-  testing::expect_refused(folder, run + "--batch 6 --epochs 2",
-                          {"the data set has 11 samples, one step over all ranks takes 12"});
-}
 
 // 20 windows, of which the last 5 are held out.
 TEST(Validation, IsTheSameUnderEveryModeAndLeavesTrainingAsItIs) {

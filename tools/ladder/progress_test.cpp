@@ -35,60 +35,43 @@ class Memory {
   std::FILE* stream_;
 };
 
-std::string plain_lines(std::int64_t steps) {
+// What is written by `calls` steps after `done` of `steps`.
+std::string written(const char* label, std::int64_t done, std::int64_t steps, int calls,
+                    const std::string& said, bool to_terminal = false) {
   Memory memory;
-  Progress progress("ddp", 0, steps, memory.stream(), /*to_terminal=*/false);
-  for (std::int64_t i = 0; i < steps; ++i) progress.step("loss 1");
+  {
+    Progress progress(label, done, steps, memory.stream(), to_terminal);
+    for (int i = 0; i < calls; ++i) progress.step(said);
+  }
   return memory.text();
 }
 
-TEST(Progress, WritesPlainLinesIfThereIsNoTerminal) {
-  Memory memory;
-  {
-    Progress progress("zero1", 0, 2, memory.stream(), /*to_terminal=*/false);
-    progress.step("loss 10.801  step 6.02 s");
-    progress.step("loss 10.713");
-  }
-  EXPECT_EQ(memory.text(),
-            "zero1  1/2  loss 10.801  step 6.02 s\n"
-            "zero1  2/2  loss 10.713\n");
+void expect(const std::string& text, const std::string& begin, char mark, std::ptrdiff_t marks,
+            const std::string& end) {
+  EXPECT_TRUE(text.starts_with(begin)) << text;
+  EXPECT_TRUE(text.ends_with(end)) << text;
+  EXPECT_EQ(std::ranges::count(text, mark), marks) << text;
 }
 
-TEST(Progress, WritesAtMostOnePlainLineATenth) {
-  const std::string lines = plain_lines(1000);
-  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 10);
-  EXPECT_TRUE(lines.starts_with("ddp  100/1000  loss 1\n")) << lines;
-  EXPECT_TRUE(lines.ends_with("ddp  1000/1000  loss 1\n")) << lines;
-  const std::string odd = plain_lines(17);
-  EXPECT_LE(std::count(odd.begin(), odd.end(), '\n'), 10);
-  EXPECT_TRUE(odd.ends_with("ddp  17/17  loss 1\n")) << odd;
+TEST(Progress, WritesAtMostOnePlainLineATenthIfThereIsNoTerminal) {
+  EXPECT_EQ(written("zero1", 0, 2, 2, "loss 10.801"),
+            "zero1  1/2  loss 10.801\nzero1  2/2  loss 10.801\n");
+  expect(written("ddp", 0, 1000, 1000, "loss 1"), "ddp  100/1000  loss 1\n", '\n', 10,
+         "ddp  1000/1000  loss 1\n");
+  expect(written("ddp", 0, 17, 17, "loss 1"), "ddp  ", '\n', 9, "ddp  17/17  loss 1\n");
+  // At every tenth of this run, after steps of an earlier one.
+  expect(written("zero1", 990, 1000, 10, "loss 2"),
+         "zero1  991/1000  loss 2\nzero1  992/1000  loss 2\n", '\n', 10, "1000/1000  loss 2\n");
 }
 
-TEST(Progress, CountsOnFromTheStepsOfAnEarlierRun) {
-  Memory lines, terminal;
-  {
-    Progress progress("zero1", /*done=*/990, 1000, lines.stream(), /*to_terminal=*/false);
-    for (int i = 0; i < 10; ++i) progress.step("loss 2");
-    Progress drawn("zero1", /*done=*/2, 6, terminal.stream(), /*to_terminal=*/true);
-    drawn.step("loss 3");
-  }
-  const std::string text = lines.text();
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 10) << "a line at every tenth of this run";
-  EXPECT_TRUE(text.starts_with("zero1  991/1000  loss 2\nzero1  992/1000  loss 2\n")) << text;
-  EXPECT_NE(terminal.text().find("zero1  3/6  loss 3  left 00:00:0"), std::string::npos);
-}
-
-TEST(Progress, DrawsAllStepsInOneLineOfATerminal) {
-  Memory memory;
-  {
-    Progress progress("zero3", 0, 4, memory.stream(), /*to_terminal=*/true);
-    for (int i = 0; i < 4; ++i) progress.step("loss 1.5");
-  }
-  const std::string text = memory.text();
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\r'), 4);
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
-  EXPECT_TRUE(text.starts_with("\r\x1b[?7lzero3  1/4  loss 1.5  left 00:00:0")) << text;
-  EXPECT_TRUE(text.ends_with("zero3  4/4  loss 1.5  left 00:00:00\x1b[K\x1b[?7h\n")) << text;
+TEST(Progress, DrawsAllStepsInOneLineOfATerminalAndEndsIt) {
+  const std::string all = written("zero3", 0, 4, 4, "loss 1.5", /*to_terminal=*/true);
+  expect(all, "\r\x1b[?7lzero3  1/4  loss 1.5  left 00:00:0", '\r', 4,
+         "zero3  4/4  loss 1.5  left 00:00:00\x1b[K\x1b[?7h\n");
+  EXPECT_EQ(std::ranges::count(all, '\n'), 1);
+  // One that is left open, so that an error has a line of its own.
+  expect(written("zero1", 2, 6, 1, "loss 3", /*to_terminal=*/true),
+         "\r\x1b[?7lzero1  3/6  loss 3  left 00:00:0", '\r', 1, "\n");
 }
 
 TEST(Progress, SaysHowMuchTimeIsLeft) {
@@ -100,20 +83,9 @@ TEST(Progress, SaysHowMuchTimeIsLeft) {
   EXPECT_EQ(text.find("left 00:00:0"), std::string::npos) << text;  // at least 2 ms x 9999
 }
 
-TEST(Progress, EndsAnOpenLineSoThatAnErrorHasItsOwn) {
-  Memory memory;
-  { Progress("ddp", 0, 10, memory.stream(), /*to_terminal=*/true).step("loss 1"); }
-  EXPECT_TRUE(memory.text().ends_with("\n"));
-}
-
 TEST(Progress, StaysSilentBeforeTheFirstStepAndWithoutALabel) {
-  Memory memory;
-  {
-    Progress unused("ddp", 0, 5, memory.stream(), /*to_terminal=*/true);
-    Progress nameless("", 0, 1, memory.stream(), /*to_terminal=*/true);
-    nameless.step("loss 1");
-  }
-  EXPECT_EQ(memory.text(), "");
+  EXPECT_EQ(written("ddp", 0, 5, 0, "", /*to_terminal=*/true), "");
+  EXPECT_EQ(written("", 0, 1, 1, "loss 1", /*to_terminal=*/true), "");
 }
 
 }  // namespace
