@@ -127,15 +127,19 @@ Engine::~Engine() {
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
+  return forward([&] { return strategy_->model().loss(batch); }, batch.loss_terms);
+}
+
+at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
   verify_outside_of_passes("forward");
-  if (batch.loss_terms < 0) {
+  if (loss_terms < 0) {
     throw Error(fmt::format("a batch with {} loss terms: give their number, or 0 if it has none",
-                            batch.loss_terms));
+                            loss_terms));
   }
   begin_forward();
-  return strategy_->forward(batch);
+  return strategy_->forward(loss, loss_terms);
 }
 
 void Engine::begin_forward() {
@@ -149,21 +153,11 @@ void Engine::begin_forward() {
                            dist::Purpose::kParameter);
 }
 
-at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
-  if (!plain_) throw Error("forward() of a function: the engine was made with an nn::Model");
-  verify_outside_of_passes("forward");  // it runs the function that is replaced here
-  plain_->set_forward(loss);
-  data::Batch batch;
-  batch.loss_terms = loss_terms;
-  return forward(batch);
-}
-
 at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
   const at::NoGradGuard no_grad;
   const dist::CallScope call(strategy_->mesh().world(), "Engine::evaluate");
   verify_backward_ended();
   verify_outside_of_passes("evaluate");
-  if (plain_) return forward(predict);
   begin_forward();
   return strategy_->forward(predict, /*loss_terms=*/0);
 }

@@ -78,12 +78,10 @@ class Engine {
 
   /// The loss of this rank's micro-batch, from Model::loss().
   at::Tensor forward(const data::Batch& batch);
-  /// The loss that `loss` computes with the plain module, of `loss_terms` terms; 0: micro-batches
-  /// count alike.
+  /// The loss that `loss` computes with the model, of `loss_terms` terms; 0: micro-batches count
+  /// alike.
   ///
   ///     const at::Tensor loss = engine.forward([&] { return criterion(net->forward(x), y); });
-  ///
-  /// @throws zero::Error if the engine was made with an nn::Model.
   at::Tensor forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms = 0);
   /// What `predict` computes with the model, without a graph: its predictions, or a loss. Called by
   /// all ranks, between any two other calls. @throws zero::Error on all ranks at stage 3, in place

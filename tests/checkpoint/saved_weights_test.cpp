@@ -29,14 +29,16 @@ using safetensors::NamedTensors;
 struct TrainedRun {
   TrainedRun(dist::Communicator& communicator, const std::string& name, const std::string& mode)
       : made(PlainRun::make(name)), plain(*made.module, nn::default_units(/*bytes=*/1)) {
-    plain.set_forward(made.loss);
     nn::Model& model = made.model != nullptr ? *made.model : plain;
     strategy =
         make_strategy(mode, {.model = model, .mesh = communicator, .optimizer = optim::adamw()});
   }
   void step(int number) {
     at::manual_seed(100 * number + strategy->mesh().world().rank());
-    strategy->backward(strategy->forward(made.batch ? made.batch() : data::Batch()));
+    const bool is_plain = made.model == nullptr;
+    const data::Batch batch = made.batch ? made.batch() : data::Batch();
+    strategy->backward(is_plain ? strategy->forward(made.loss, /*loss_terms=*/0)
+                                : strategy->forward(batch));
     finish_step(*strategy);
     strategy->zero_grad();
   }

@@ -11,6 +11,8 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
+#include <tests/support/toy.hpp>
+#include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 
@@ -207,12 +209,21 @@ TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
   });
 }
 
-TEST(PlainEngine, RefusesAFunctionForAModelThatKnowsItsLoss) {
-  on_ranks(1, [](dist::Communicator& communicator) {
-    nn::Mlp model;
-    nn::SeededValues values(1);
-    Engine engine(model, communicator, optim::adamw(), {}, &values);
-    expect_error([&] { engine.forward([] { return at::Tensor(); }); }, {"nn::Model"});
+TEST_P(PlainEngineOnRanks, TakesAFunctionForAModelThatKnowsItsLossToo) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto trained = [&](bool by_function) {
+      Toy toy;
+      Engine engine(*toy.model, communicator, optim::adamw(), {}, &toy.values);
+      for (int step = 0; step < 2; ++step) {
+        const data::Batch batch = toy.batch(communicator.rank(), step);
+        engine.backward(by_function ? engine.forward([&] { return toy.model->loss(batch); },
+                                                     batch.loss_terms)
+                                    : engine.forward(batch));
+        engine.step();
+      }
+      return whole_weights(engine.strategy());
+    };
+    EXPECT_TRUE(same_bits(trained(true), trained(false)));
   });
 }
 

@@ -13,8 +13,11 @@
 namespace zero::testing {
 namespace {
 
+using Loss = std::function<at::Tensor()>;
+
 // Trains three steps of two micro-batches.
-WholeState trained(dist::Communicator& communicator, nn::Model& model, const std::string& mode,
+WholeState trained(dist::Communicator& communicator, nn::Model& model, const Loss& loss,
+                   const std::string& mode,
                    const optim::OptimizerFactory& optimizer = optim::adamw()) {
   const auto strategy =
       make_strategy(mode, {.model = model, .mesh = communicator, .optimizer = optimizer});
@@ -22,7 +25,7 @@ WholeState trained(dist::Communicator& communicator, nn::Model& model, const std
     at::manual_seed(100 * micro_batch + communicator.rank());
     const bool is_last = micro_batch % 2 == 1;
     strategy->set_requires_gradient_sync(is_last);
-    strategy->backward(strategy->forward({}));
+    strategy->backward(strategy->forward(loss, /*loss_terms=*/0));
     strategy->finish_backward();
     if (!is_last) continue;
     strategy->optimizer_step();
@@ -41,8 +44,7 @@ WholeState trained(dist::Communicator& communicator, const PlainCase& plain,
                    const std::string& mode) {
   const PlainModule module = made(plain);
   nn::PlainModel model(*module.module, plain.units);
-  model.set_forward(module.loss);
-  return trained(communicator, model, mode);
+  return trained(communicator, model, module.loss, mode);
 }
 
 constexpr auto kModes = {"zero1",   "zero2",   "zero3",   "tensor_zero3",       "engine0",
@@ -73,10 +75,11 @@ void expect_same_bits_with_units(dist::Communicator& communicator, at::ScalarTyp
   const auto trained_as = [&](const char* name, const std::string& mode) {
     const PlainModule module = made(plain_case(name));
     module.module->to(dtype);
-    if (module.model != nullptr) return trained(communicator, *module.model, mode, optimizer);
+    if (nn::Model* const model = module.model; model != nullptr) {
+      return trained(communicator, *model, [&] { return model->loss({}); }, mode, optimizer);
+    }
     nn::PlainModel model(*module.module, plain_case(name).units);
-    model.set_forward(module.loss);
-    return trained(communicator, model, mode, optimizer);
+    return trained(communicator, model, module.loss, mode, optimizer);
   };
   const WholeState ddp = trained_as("gpt2", "ddp");
   for (const char* mode : kModes) {

@@ -24,6 +24,8 @@ class Model : public Unit {
   /// may be undefined. Call it under at::NoGradGuard unless a gradient is wanted.
   virtual at::Tensor predict(const data::Batch& batch) = 0;
 
+  /// Runs what the program computes with the model: strategies call it.
+  virtual at::Tensor run_forward(const std::function<at::Tensor()>& pass) { return pass(); }
   /// Runs a backward of a loss: strategies call it.
   virtual void run_backward(const std::function<void()>& backward) { backward(); }
   /// Whether a strategy needs the hooks of inner units; PlainModel then watches for them.

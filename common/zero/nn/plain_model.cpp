@@ -105,8 +105,11 @@ PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) 
 }
 
 at::Tensor PlainModel::loss(const data::Batch&) {
-  if (!forward_) throw Error("a plain module has no loss of its own: give forward() a function");
-  return run([this] { return watches_ ? watch_->forward(forward_) : forward_(); });
+  throw Error("a plain module has no loss of its own: give forward() a function");
+}
+
+at::Tensor PlainModel::run_forward(const std::function<at::Tensor()>& pass) {
+  return run([&] { return watches_ ? watch_->forward(pass) : pass(); });
 }
 
 void PlainModel::run_backward(const std::function<void()>& backward) {

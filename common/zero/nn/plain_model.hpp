@@ -31,10 +31,8 @@ UnitRule units_if(
     std::function<bool(const std::string& path, const torch::nn::Module& module)> is_unit);
 
 /// A torch::nn::Module that knows nothing of this library, as a Model: its units are found, and a
-/// ReadWatch calls their hooks. Its forward is what the program computes with the module:
-///
-///     PlainModel model(*net);
-///     model.set_forward([&] { return criterion(net->forward(x), y); });
+/// ReadWatch calls their hooks. It has no loss of its own: its forward is what the program computes
+/// with the module, and goes to forward() of a strategy or an engine as a function.
 ///
 /// A module may also have units of its own (nn::Unit), which call their hooks themselves.
 class PlainModel final : public Model {
@@ -43,8 +41,8 @@ class PlainModel final : public Model {
   /// there, and if a strategy has the module.
   explicit PlainModel(torch::nn::Module& module, const UnitRule& units = default_units());
 
-  /// What loss() and predict() compute from now on: the loss, or any tensor under at::NoGradGuard.
-  void set_forward(std::function<at::Tensor()> forward) { forward_ = std::move(forward); }
+  at::Tensor run_forward(const std::function<at::Tensor()>& pass) override;
+  /// @throws zero::Error always.
   at::Tensor loss(const data::Batch& batch) override;
   at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
   void run_backward(const std::function<void()>& backward) override;
@@ -58,7 +56,6 @@ class PlainModel final : public Model {
  private:
   torch::nn::Module& module_;
   std::map<const torch::nn::Module*, std::shared_ptr<Unit>> units_;
-  std::function<at::Tensor()> forward_;
   std::optional<ReadWatch> watch_;
   bool watches_ = true;
 };

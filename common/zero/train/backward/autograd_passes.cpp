@@ -64,7 +64,7 @@ at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
   if (std::exchange(last_threw_, false)) reshard_all();
   if (schedule_) schedule_->begin_forward(/*trains=*/c10::GradMode::is_enabled());
   model_.watch_units(hooks_.follows_units());
-  at::Tensor loss = run(pass);
+  at::Tensor loss = run([&] { return model_.run_forward(pass); });
   if (schedule_) schedule_->end_forward();
   forwards_.add(loss, loss_terms);
   return loss;
