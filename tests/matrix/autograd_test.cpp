@@ -48,33 +48,6 @@ TEST_P(Autograd, OutputsOfUnitsMayBeChangedInPlace) {
   });
 }
 
-// Fast gradient sign: the inputs are moved along the gradient of the loss, then trained on.
-TEST_P(Autograd, AGradientOfTheInputsBeforeBackwardReducesNothing) {
-  for (const bool keeps_graph : {false, true}) {
-    expect_scripts_like_ddp(GetParam(), {}, [&](ScriptedRun& run) {
-      for (int s = 0; s < 3; ++s) {
-        run.strategy->zero_grad();
-        data::Batch batch = run.batch(s);
-        batch.inputs.requires_grad_();
-        const at::Tensor loss = run.strategy->forward(batch);
-        const auto sent = [&] {
-          return run.strategy->communicator().traffic().bytes(dist::Purpose::kGradient);
-        };
-        const std::int64_t before = sent();
-        const at::Tensor gradient =
-            torch::autograd::grad({loss}, {batch.inputs}, {}, keeps_graph).front();
-        EXPECT_EQ(sent(), before);
-        if (keeps_graph) {
-          run.backward_of(loss + gradient.square().sum());
-          continue;
-        }
-        batch.inputs = (batch.inputs + 0.1 * gradient.sign()).detach();
-        run.backward_of(run.strategy->forward(batch));
-      }
-    });
-  }
-}
-
 // The loss itself may have no part in it. Stage 3 refuses it.
 TEST_P(Autograd, APenaltyOnTheGradientOfTheInputsTrainsAsUnderDdp) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {

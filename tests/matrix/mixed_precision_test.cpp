@@ -7,7 +7,6 @@
 #include <ATen/ops/full.h>
 
 #include <tests/support/deferred.hpp>
-#include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
@@ -179,15 +178,6 @@ TEST_P(MixedPrecisionBytes, AreThePublishedOnes) {
           << mode;
     }
     for (const std::string mode : {"zero1", "zero2", "zero3"}) measure(communicator, mode);
-  });
-}
-
-TEST(MixedPrecisionAgreement, RanksThatReduceInDifferentTypesAreToldSo) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    const auto reduce =
-        communicator.rank() == 0 ? dist::ReduceType::kOwn : dist::ReduceType::kFloat32;
-    expect_error([&] { Session(communicator, "ddp", mixed(at::kBFloat16, reduce)); },
-                 {"reduced in float32"});
   });
 }
 

@@ -3,11 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <torch/serialize/archive.h>
 
-#include <algorithm>
-
-#include <tests/support/error_of.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
@@ -19,8 +15,6 @@
 
 namespace zero::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr std::int64_t kWidth = 64;
 
@@ -125,31 +119,6 @@ TEST_P(PlainModules, ParametersCountAsParametersInEveryMode) {
     EXPECT_DOUBLE_EQ(
         static_cast<double>(held.total()) / static_cast<double>(run.strategy->list().bytes()),
         copies.at(mode));
-  });
-}
-
-TEST_P(PlainModules, AreSavedByLibTorchWhereTheyAreWhole) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
-    const TestFolder folder;
-    const std::string path = (folder / "model.pt").string();
-    PlainRun run(communicator, mode, /*with_empty=*/false);
-    run.train(0, 2);
-    torch::serialize::OutputArchive saved;
-    const std::string refused = error_of([&] { run.model.save(saved); });
-    const std::vector<std::string> sharded = stage_3_modes();
-    if (std::find(sharded.begin(), sharded.end(), mode) != sharded.end()) {
-      EXPECT_THAT(refused, HasSubstr("parameter 'block0.linear.weight' is not whole"));
-      return;
-    }
-    EXPECT_EQ(refused, "");
-    const std::vector<at::Tensor> expected = whole_weights(*run.strategy);
-    run.train(2, 3);
-    saved.save_to(path);
-    torch::serialize::InputArchive opened;
-    opened.load_from(path);
-    PlainModel loaded(communicator.size(), /*with_empty=*/false);
-    loaded.load(opened);
-    EXPECT_TRUE(same_bits(loaded.parameters(), expected));
   });
 }
 
