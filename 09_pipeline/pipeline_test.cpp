@@ -68,21 +68,12 @@ TEST_P(Pipeline, OneToFourStagesHaveTheBitsOfTheWholeModel) {
   }
 }
 
-TEST_P(Pipeline, EveryStrategyThatKeepsParametersWholeHasTheBitsOfPlainDdp) {
+// Stage 3 if the head is not the embedding.
+TEST_P(Pipeline, EveryStrategyHasTheBitsOfPlainDdp) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
     for (const std::string& mode : all_strategies()) {
-      if (gathers_by_unit(mode)) continue;
-      expect_like_whole_model(axes, {.mode = mode}, 3);
-    }
-  });
-}
-
-TEST_P(Pipeline, Stage3HasTheBitsOfPlainDdpIfTheHeadIsNotTheEmbedding) {
-  on_ranks(2 * GetParam(), [](dist::Communicator& world) {
-    const ThreeAxes axes(world, 2);
-    for (const std::string& mode : all_strategies()) {
-      if (gathers_by_unit(mode)) expect_like_whole_model(axes, {.mode = mode, .tied = false}, 3);
+      expect_like_whole_model(axes, {.mode = mode, .tied = !gathers_by_unit(mode)}, 3);
     }
   });
 }
@@ -113,33 +104,6 @@ TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
     PipelineShape shape{.mode = "hsdp2", .tied = false};
     shape.accumulation = train::Accumulation::kReduceEach;
     expect_like_whole_model(axes, shape, 3);
-  });
-}
-
-TEST_P(Pipeline, ModelStatesAndBytesSentAreThoseOfTheFormulas) {
-  on_ranks(2 * GetParam(), [](dist::Communicator& world) {
-    const ThreeAxes axes(world, 2);
-    for (const std::string mode : {"ddp", "hsdp1", "hsdp2"}) {
-      for (const bool tied : {true, false}) {
-        SCOPED_TRACE(mode + (tied ? ", tied" : ""));
-        const memory::Snapshot before = memory::snapshot();
-        PipelineRank rank(axes, {.mode = mode, .tied = tied});
-        rank.step(0, 5);
-        const dist::Traffic earlier = rank.pipeline.traffic();
-        rank.step(1, 5);
-        const dist::Traffic sent = rank.pipeline.traffic().since(earlier);
-        EXPECT_EQ(text_of(states_since(before)), text_of(rank.strategy->costs().at_rest));
-        EXPECT_EQ(sent.bytes(Purpose::kActivation) + sent.bytes(Purpose::kParameter),
-                  pipeline_bytes(*rank.stage, rank.batches(1, 5)));
-        EXPECT_EQ(sent.bytes(Purpose::kGradient), 0);
-        // All stages together hold the model once, a shared weight twice.
-        const std::vector<double> of_stages = dist::all_gather_scalars(
-            rank.pipeline, {static_cast<double>(rank.strategy->list().bytes())});
-        const nn::LlamaConfig c = pipeline_config(rank.shape);
-        EXPECT_EQ(std::accumulate(of_stages.begin(), of_stages.end(), 0.0),
-                  4.0 * static_cast<double>(c.parameters() + (tied ? c.vocabulary * c.hidden : 0)));
-      }
-    }
   });
 }
 
