@@ -283,23 +283,16 @@ class Program(Case):
                          "flight, not 0.51\n")
         self.assertTrue((self.folder / "o.json").exists())
 
-    def test_require_looks_at_parameters_and_gradients_together(self):
-        path = self.file([*NONE, *collective(REDUCE, 2, 500, 1000)])
-        for share, code in ((0.625, 0), (0.626, 1)):
-            self.assertEqual(self.run_program(path, "--require", share).returncode, code)
-
-    def test_require_is_a_share(self):
-        path = self.file(HIDDEN)
-        for share in ["nan", "-0.1", "1.1", "half", ""]:
-            ended = self.run_program(path, "--require=" + share)
-            self.assertEqual(ended.returncode, 2, share)
-            self.assertIn("must be a number from 0 to 1", ended.stderr)
-
-    def test_require_is_not_met_by_nothing(self):
-        control = self.file([FORWARD, *collective("all_reduce control", 1, 100, 200)])
-        ended = self.run_program(control, "--require", 0)
-        self.assertEqual(ended.returncode, 1)
-        self.assertIn(f"'{control}': no collective of parameters or gradients", ended.stderr)
+    def test_require_is_a_share_of_parameters_and_gradients_together(self):
+        both = self.file([*NONE, *collective(REDUCE, 2, 500, 1000)], "a.ddp.rank0.json")
+        control = self.file([FORWARD, *collective("all_reduce control", 1, 100, 200)], "b.ddp.rank0.json")
+        nothing = f"'{control}': no collective of parameters or gradients"
+        for path, share, code, said in [
+                (both, 0.625, 0, ""), (both, 0.626, 1, "not 0.626"), (control, 0, 1, nothing),
+                *((both, bad, 2, "must be a number from 0 to 1") for bad in ("nan", "-0.1", "1.1", "half", ""))]:
+            ended = self.run_program(path, f"--require={share}")
+            self.assertEqual(ended.returncode, code, share)
+            self.assertIn(said, ended.stderr)
 
     def test_picture_needs_matplotlib(self):
         ended = self.run_program(self.file(HALF), "--picture", self.folder / "p.png")
