@@ -71,14 +71,6 @@ TEST(Mesh, CanBeOfThreeAxesAndOfOneOfThemAgain) {
   });
 }
 
-TEST(Mesh, AnAxisOfAllRanksIsTheWorldItself) {
-  on_ranks(3, [](Communicator& world) {
-    const Mesh mesh(world, two(1, 3));
-    EXPECT_EQ(&mesh.along("shard"), &world);
-    EXPECT_EQ(mesh.along("replica").size(), 1);
-  });
-}
-
 at::Tensor values_of(int rank, std::int64_t elements) {
   at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank + 1));
   return at::randn({elements}, generator);
@@ -121,26 +113,6 @@ TEST(Mesh, RoundsSumsInFloat32Once) {
       mesh.average(twice, Purpose::kGradient, ReduceType::kOwn);
       EXPECT_FALSE(at::equal(twice, once)) << "sums that travel in 2 bytes are rounded there";
     }
-  });
-}
-
-// As a sharded strategy does it: the shard's sum in float32, then into 2 bytes.
-TEST(Mesh, ShardsOfSumsInFloat32AreRoundedOnce) {
-  on_ranks(4, [](Communicator& world) {
-    const Mesh mesh(world, two(2, 2));
-    const auto of = [](int rank) { return values_of(rank, 128).to(at::kBFloat16); };
-    const auto wide = [&](int rank) { return of(rank).to(at::kFloat); };
-    at::Tensor sum = at::empty({64}), shard = at::empty({64}, at::kBFloat16);
-    mesh.along("shard")
-        .reduce_scatter(sum, of(world.rank()), Purpose::kGradient,
-                        {ReduceOp::kSum, ReduceType::kFloat32})
-        .wait();
-    mesh.along("replica")
-        .all_reduce(shard, sum, Purpose::kGradient,
-                    Reduction::average_of_sums(4, ReduceType::kFloat32))
-        .wait();
-    const at::Tensor all = (((wide(0) + wide(1)) + (wide(2) + wide(3))) / 4).to(at::kBFloat16);
-    EXPECT_TRUE(at::equal(shard, all.narrow(0, world.rank() % 2 * 64, 64)));
   });
 }
 
@@ -254,21 +226,6 @@ TEST(Mesh, OfACommunicatorHasOnlyDataRanks) {
   });
 }
 
-TEST(Mesh, ADifferenceWithinAStageIsAnErrorOnAllRanks) {
-  on_ranks(6, [](Communicator& world) {
-    const Mesh mesh(world, {{"data", 3}, {"pipeline", 2}});
-    const std::string stage = fmt::format("stage {}\n", mesh.pipeline().rank());
-    EXPECT_EQ(error_of([&] { mesh.verify_same_at({"pipeline"}, "the model", stage); }), "");
-    for (int other = 0; other < 6; ++other) {
-      const std::string depth = world.rank() == other ? "depth 3" : "depth 2";
-      expect_error([&] { mesh.verify_same_at({"pipeline"}, "the model", stage + depth); },
-                   {"ranks disagree about the model", fmt::format("rank {}", other % 2), "depth 3",
-                    "depth 2"});
-    }
-    world.barrier();
-  });
-}
-
 // Groups number their ranks from 0; the data axes here are ranks 0 and 2, and 1 and 3.
 TEST(MeshMessages, OfAnAxisNameRanksOfTheWorld) {
   on_ranks(4, [](Communicator& world) {
@@ -346,20 +303,6 @@ TEST(Mesh, AnyIsSeenByAllRanks) {
     const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
     EXPECT_FALSE(mesh.any(false));
     for (int r = 0; r < 4; ++r) EXPECT_TRUE(mesh.any(world.rank() == r));
-  });
-}
-
-// One process as rank 37 of 64: which group it is in, and what it sends.
-TEST(Mesh, OfAFakeProcessGroup) {
-  on_ranks(1, [](Communicator&) {
-    Communicator world = connect_fake(37, 64);
-    const Mesh mesh = Mesh(world).with_shards(8);
-    EXPECT_EQ(mesh.along("replica").rank(), 4);
-    EXPECT_EQ(mesh.along("shard").rank(), 5);
-    at::Tensor t = at::ones({640});
-    mesh.average(t, Purpose::kGradient, ReduceType::kOwn);
-    EXPECT_TRUE(at::equal(t, at::ones({640})));
-    EXPECT_EQ(world.traffic().bytes(), 2 * (2 * 640 * 4 * 7 / 8));
   });
 }
 

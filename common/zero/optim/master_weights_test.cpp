@@ -86,34 +86,6 @@ TEST(MasterWeights, LeaveFloat32ParametersAsTheyAreAlsoBesideOthers) {
   }
 }
 
-// A rank that holds a shard has masters for the shard, and the same bits.
-TEST(MasterWeights, GoByShardToTheSameBits) {
-  for (const std::int64_t size : {1, 15, 16, 17, 63, 1000, 4097}) {
-    const at::Tensor whole = trainable(random({size}, 1, at::kBFloat16));
-    const at::Tensor other = trainable(whole.detach());
-    const std::int64_t cut = size / 2;
-    const at::Tensor flat = other.detach();
-    const at::Tensor first = flat.narrow(0, 0, cut), second = flat.narrow(0, cut, size - cut);
-    const auto of_whole = with_master_weights(adamw({.learning_rate = 0.1}))({whole});
-    const auto of_first = with_master_weights(adamw({.learning_rate = 0.1}))({other});
-    const auto of_second = with_master_weights(adamw({.learning_rate = 0.1}))({other});
-    of_first->replace([&](const at::Tensor&) { return first; });
-    of_second->replace([&](const at::Tensor&) { return second; });
-    for (std::uint64_t step = 0; step < 5; ++step) {
-      whole.mutable_grad() = random({size}, 3 + step, at::kBFloat16);
-      first.mutable_grad() = whole.grad().narrow(0, 0, cut);
-      second.mutable_grad() = whole.grad().narrow(0, cut, size - cut);
-      of_whole->step();
-      of_first->step();
-      of_second->step();
-    }
-    EXPECT_TRUE(at::equal(whole, other)) << size;
-    EXPECT_TRUE(at::equal(of_whole->state(whole).at("master").narrow(0, cut, size - cut),
-                          of_second->state(second).at("master")))
-        << size;
-  }
-}
-
 TEST(MasterWeights, TakeTheBytesThatTheySayAndNoneForOthers) {
   for (const OptimizerKind& kind : optimizer_kinds()) {
     const at::Tensor mine = trainable(random({1000}, 1, at::kBFloat16));

@@ -115,38 +115,6 @@ TEST(Link, IsNotForRanksOfOneHost) {
   });
 }
 
-TEST(Link, ChangesNoBits) {
-  const auto values = [](int rank) {
-    at::manual_seed(static_cast<std::uint64_t>(rank) + 1);
-    return at::randn({50'003});
-  };
-  for (const char* const rate : {"1gbit", ""}) {
-    const Network network(rate, 2);
-    on_ranks(4, [&](Communicator& c) {
-      const at::Tensor reduced = values(c.rank());
-      const at::Tensor scattered = at::empty({50'003}), all = values(c.rank()).repeat({4});
-      const at::Tensor gathered = at::empty({4 * 50'003}), passed = at::empty({4 * 50'003});
-      // Latest first: ranks may wait in any order.
-      Work first = c.all_reduce(reduced, Purpose::kGradient, ReduceOp::kSum);
-      Work second = c.reduce_scatter(scattered, all, Purpose::kGradient, ReduceOp::kSum);
-      Work third = c.all_gather(gathered, values(c.rank()), Purpose::kParameter);
-      c.all_to_all(passed, all, Purpose::kParameter).wait();
-      third.wait();
-      second.wait();
-      first.wait();
-      const at::Tensor sum = ((values(0) + values(1)) + values(2)) + values(3);
-      const at::Tensor whole = at::cat({values(0), values(1), values(2), values(3)});
-      EXPECT_TRUE(at::equal(reduced, sum));
-      EXPECT_TRUE(at::equal(scattered, sum));
-      EXPECT_TRUE(at::equal(gathered, whole));
-      EXPECT_TRUE(at::equal(passed, whole));
-      // All of it by TCP, each piece to each rank of the other host.
-      const std::int64_t piece = 4 * 50'003;
-      EXPECT_EQ(c.traffic().between_hosts(Purpose::kParameter), 2 * 2 * piece);
-    });
-  }
-}
-
 TEST(Link, RefusesWhatIsNoRateAndNoNumberOfRanks) {
   for (const char* const wrong :
        {"fast", "100", "100mbps", "0mbit", "-1gbit", "nanmbit", " 1gbit", "1gbit ", "mbit"}) {

@@ -25,7 +25,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::on_ranks;
-using testing::ranks_ended;
 using ::testing::StartsWith;
 
 // The same ranks again, connected in the way that `transport` says. Where ranks differ in that they
@@ -215,34 +214,6 @@ TEST(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
       ASSERT_EQ(tensors[static_cast<std::size_t>(i)][2].item<int>(), (i % 2) * 10000 + i);
     }
   });
-}
-
-TEST(HostTransport, NamesTheRankThatIsInAnotherCollective) {
-  const auto ends = ranks_ended({}, [](Communicator& c) {
-    const auto host = again(c, "host");
-    at::Tensor t = at::ones({c.rank() == 0 ? 5 : 6});
-    host->all_reduce(t, Purpose::kGradient).wait();
-  });
-  for (const RankExit& end : ends) {
-    EXPECT_NE(end.exit_code, 0);
-    EXPECT_THAT(end.output,
-                ::testing::AnyOf(HasSubstr("rank 1 is in all_reduce of 6 Float for gradient"),
-                                 HasSubstr("is gone")));
-  }
-}
-
-TEST(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
-  const auto ends = ranks_ended({.world_size = 3}, [](Communicator& c) {
-    const auto host = again(c, "host");
-    if (c.rank() == 2) throw Error("I have had enough");
-    at::Tensor t = at::ones({5});
-    host->all_reduce(t, Purpose::kGradient).wait();
-  });
-  EXPECT_THAT(ends[2].output, HasSubstr("I have had enough"));
-  for (const int r : {0, 1}) {
-    EXPECT_NE(ends[static_cast<std::size_t>(r)].exit_code, 0);
-    EXPECT_THAT(ends[static_cast<std::size_t>(r)].output, HasSubstr("is gone"));
-  }
 }
 
 }  // namespace
