@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <tests/support/ranks.hpp>
+#include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
+#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -49,13 +51,13 @@ data::Batch split_text(const LlamaConfig& config) {
   return testing::close_to(a.detach() / largest, b.detach() / largest, 1e-12);
 }
 
-struct Case {
+struct SplitCase {
   LlamaConfig config;
   bool sequence;
   bool checkpoints;
 };
 
-void expect_same(Communicator& axis, const Case& c) {
+void expect_same(Communicator& axis, const SplitCase& c) {
   SeededValues values(4);
   Llama whole(c.config), split(c.config, {axis, c.sequence});
   initialize_parameters(whole, values);
@@ -100,23 +102,31 @@ TEST_P(SplitLlama, IsTheWholeModel) {
   });
 }
 
-// 4 all-reduces of the residual stream for each layer and 2 besides, or halves of them.
-TEST_P(SplitLlama, SendsWhatTheFormulaSays) {
+// How many bytes they take, PlannedActivations of tests/fake_process_group compares; how many they
+// send, PlannerOnTensorAxis.
+TEST_P(SplitLlama, CheckpointsInPartsOrOnTheHostChangeNoBit) {
   on_ranks(GetParam(), [](Communicator& axis) {
-    const LlamaConfig config = split_config();
-    const data::Batch batch = split_text(config);
-    const std::int64_t n = axis.size(), residual = batch.inputs.numel() * config.hidden * 8;
-    for (const bool sequence : {false, true}) {
+    // Losses and gradients of two passes, which add up.
+    const auto passes = [&](bool checkpoints, const CheckpointOptions& options) {
       SeededValues values(4);
-      Llama model(config, {axis, sequence});
+      Llama model(split_config(), axis);
       initialize_parameters(model, values);
-      const dist::Traffic before = axis.traffic();
-      model.loss(batch).backward();
-      const dist::Traffic sent = axis.traffic().since(before);
-      const std::int64_t of_loss = 2 * batch.inputs.numel() * 8 * (n - 1);
-      EXPECT_EQ(sent.bytes(dist::Purpose::kActivation),
-                (4 * config.layers + 2) * 2 * residual * (n - 1) / n + of_loss);
-      EXPECT_EQ(sent.bytes(), sent.bytes(dist::Purpose::kActivation) + 8 * (n - 1));
+      model.checkpoint_activations(checkpoints, options);
+      std::vector<at::Tensor> result;
+      for (int pass = 0; pass < 2; ++pass) {
+        const at::Tensor loss = model.loss(split_text(split_config()));
+        result.push_back(loss.detach().clone());
+        loss.backward();
+      }
+      for (const Parameter& p : list_parameters(model).parameters) {
+        result.push_back(p.tensor.grad());
+      }
+      return result;
+    };
+    const std::vector<at::Tensor> expected = passes(false, {});
+    for (const CheckpointOptions& options :
+         std::vector<CheckpointOptions>{{}, {.partition_over = &axis}, {.on_host = true}}) {
+      EXPECT_TRUE(testing::same_bits(passes(true, options), expected));
     }
   });
 }
@@ -157,6 +167,22 @@ TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {
     batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
     batch.targets = batch.targets.narrow(1, 0, 7).contiguous();
     expect_error([&] { model.loss(batch); }, {"7 elements", "2 ranks", "tokens"});
+  });
+}
+
+TEST(SplitLlamaCheckpoints, InPartsNameWhatDoesNotFit) {
+  on_ranks(2, [](Communicator& axis) {
+    Llama sequence(split_config(), {axis, true}), whole(split_config(), {});
+    expect_error([&] { sequence.checkpoint_activations(true, {.partition_over = &axis}); },
+                 {"sequence parallelism"});
+    expect_error([&] { whole.checkpoint_activations(true, {.partition_over = &axis}); },
+                 {"the model's tensor axis only"});
+    expect_error(
+        [&] {
+          checkpoint([](const auto& in) { return in[0] * 2; }, {at::ones({3}).requires_grad_()},
+                     {.partition_over = &axis});
+        },
+        {"input 0 of a checkpoint has 3 elements", "2 tensor ranks"});
   });
 }
 

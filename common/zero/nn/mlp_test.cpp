@@ -16,8 +16,8 @@ using ::testing::ElementsAre;
 using testing::expect_error;
 using testing::random;
 
-struct Net {
-  explicit Net(MlpConfig config = {.dtype = at::kDouble}) : model(std::move(config)) {
+struct MlpPair {
+  explicit MlpPair(MlpConfig config = {.dtype = at::kDouble}) : model(std::move(config)) {
     SeededValues values(1);
     initialize_parameters(model, values);
     for (const auto& item : model.named_parameters()) {
@@ -56,7 +56,7 @@ data::Batch regression(std::int64_t samples, std::int64_t terms) {
 }
 
 TEST(Mlp, HasAUnitForEachHiddenLayer) {
-  Net net;
+  MlpPair net;
   const ParameterList list = list_parameters(net.model);
   std::vector<std::string> parameters, units;
   for (const Parameter& q : list.parameters) parameters.push_back(q.name);
@@ -73,14 +73,14 @@ TEST(Mlp, HasAUnitForEachHiddenLayer) {
 }
 
 TEST(Mlp, LossesAndGradientsAreThePlainOnes) {
-  Net().expect_same(regression(4, 4));
-  Net linear({.hidden = {}, .dtype = at::kDouble});
+  MlpPair().expect_same(regression(4, 4));
+  MlpPair linear({.hidden = {}, .dtype = at::kDouble});
   EXPECT_EQ(linear.model.parameters().size(), 2U);
   linear.expect_same(regression(2, 2));
 }
 
 TEST(Mlp, WeighsByTermsAndAnEmptyBatchIsZero) {
-  Net net;
+  MlpPair net;
   EXPECT_TRUE(close_to(net.model.loss(regression(4, 8)) * 2, net.model.loss(regression(4, 4))));
   const at::Tensor empty = net.model.loss(regression(0, 0));
   EXPECT_EQ(empty.item<double>(), 0.0);
@@ -91,7 +91,7 @@ TEST(Mlp, WeighsByTermsAndAnEmptyBatchIsZero) {
 }
 
 TEST(Mlp, SaysWhatABatchMustBe) {
-  Net net;
+  MlpPair net;
   data::Batch batch = regression(4, 4);
   batch.inputs = random({4, 12}, 5);
   expect_error([&] { net.model.loss(batch); }, {"Double [samples, 13]"});
