@@ -231,41 +231,52 @@ TEST(Environment, OfALauncherIsNoPlaceToStartRanks) {
               HasSubstr("rank 0 of 2 by the variables of a launcher (Open MPI)"));
 }
 
-TEST(Environment, OfEveryLauncherIsUnderstood) {
-  EXPECT_EQ(environment_as_seen({}), "none");
-  EXPECT_EQ(environment_as_seen({{"RANK", "1"},
-                                 {"WORLD_SIZE", "4"},
-                                 {"LOCAL_RANK", "0"},
-                                 {"LOCAL_WORLD_SIZE", "2"},
-                                 {"MASTER_PORT", "1234"}}),
-            "torchrun 1/4, here 0/2 :1234");
-  EXPECT_EQ(environment_as_seen({{"OMPI_COMM_WORLD_RANK", "0"},
-                                 {"OMPI_COMM_WORLD_SIZE", "4"},
-                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
-            "Open MPI 0/4, here 0/2 :29500");
-  EXPECT_EQ(environment_as_seen({{"PMI_RANK", "1"},
-                                 {"PMI_SIZE", "4"},
-                                 {"MPI_LOCALRANKID", "1"},
-                                 {"MPI_LOCALNRANKS", "2"},
-                                 {"MASTER_ADDR", "192.0.2.1"}}),
-            "MPICH or Intel MPI 1/4, here 1/2 :29500");
-  EXPECT_EQ(environment_as_seen({{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "5"}}),
-            "Slurm 4/5, here 4/5 :29500");
-}
-
-// Who starts ranks by hand says no more than RANK and WORLD_SIZE.
-TEST(Environment, RanksThatMeetAtLoopbackAreAllOnThisMachine) {
-  const auto seen = [](const char* address, Variables more = {}) {
-    more.insert(more.end(), {{"RANK", "1"}, {"WORLD_SIZE", "3"}});
-    if (address != nullptr) more.emplace_back("MASTER_ADDR", address);
-    return environment_as_seen(more);
-  };
-  for (const char* address : {"127.0.0.1", "127.1.2.3", "localhost", "::1"}) {
-    EXPECT_EQ(seen(address), "torchrun 1/3, here 1/3 :29500") << address;
+TEST(Environment, OfEveryLauncherIsUnderstoodAndNonsenseIsNamed) {
+  const std::vector<std::pair<Variables, std::string>> known = {
+      {{}, "none"},
+      {{{"RANK", "1"},
+        {"WORLD_SIZE", "4"},
+        {"LOCAL_RANK", "0"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"MASTER_PORT", "1234"}},
+       "torchrun 1/4, here 0/2 :1234"},
+      {{{"OMPI_COMM_WORLD_RANK", "0"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+       "Open MPI 0/4, here 0/2 :29500"},
+      {{{"PMI_RANK", "1"},
+        {"PMI_SIZE", "4"},
+        {"MPI_LOCALRANKID", "1"},
+        {"MPI_LOCALNRANKS", "2"},
+        {"MASTER_ADDR", "192.0.2.1"}},
+       "MPICH or Intel MPI 1/4, here 1/2 :29500"},
+      {{{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "5"}}, "Slurm 4/5, here 4/5 :29500"}};
+  for (const auto& [variables, seen] : known) EXPECT_EQ(environment_as_seen(variables), seen);
+  const std::vector<std::pair<Variables, std::string>> nonsense = {
+      {{{"WORLD_SIZE", "2"}}, "RANK is not set"},
+      {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK='-1'"},
+      {{{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK=''"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE='9999"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "http"}}, "MASTER_PORT='http'"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "70000"}}, "MASTER_PORT='70000'"},
+      {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "3"}}, "LOCAL_WORLD_SIZE='3'"}};
+  for (const auto& [variables, named] : nonsense) {
+    EXPECT_THAT(environment_as_seen(variables), HasSubstr(named));
   }
-  EXPECT_EQ(seen(nullptr), "torchrun 1/3, here 1/3 :29500");
-  EXPECT_EQ(seen("192.0.2.1"), "torchrun 1/3, here 0/1 :29500");
-  EXPECT_EQ(seen(nullptr, {{"LOCAL_WORLD_SIZE", "2"}}), "torchrun 1/3, here 0/2 :29500");
+  // Who starts ranks by hand says no more than RANK and WORLD_SIZE: those that meet at loopback are
+  // all on this machine.
+  for (const auto& [more, here] :
+       std::vector<std::pair<Variables, std::string>>{{{{"MASTER_ADDR", "127.0.0.1"}}, "1/3"},
+                                                      {{{"MASTER_ADDR", "127.1.2.3"}}, "1/3"},
+                                                      {{{"MASTER_ADDR", "localhost"}}, "1/3"},
+                                                      {{{"MASTER_ADDR", "::1"}}, "1/3"},
+                                                      {{}, "1/3"},
+                                                      {{{"MASTER_ADDR", "192.0.2.1"}}, "0/1"},
+                                                      {{{"LOCAL_WORLD_SIZE", "2"}}, "0/2"}}) {
+    Variables variables = {{"RANK", "1"}, {"WORLD_SIZE", "3"}};
+    variables.insert(variables.end(), more.begin(), more.end());
+    EXPECT_EQ(environment_as_seen(variables), "torchrun 1/3, here " + here + " :29500");
+  }
 }
 
 // torchrun may run in a batch script of Slurm, and mpiexec starts its processes by srun.
@@ -294,20 +305,6 @@ TEST(Environment, OfSeveralLaunchersThatOfTorchrunCountsAndALineSaysSo) {
   EXPECT_THAT(said({all.begin(), all.begin() + 4}).output,
               HasSubstr("PMI_RANK and PMI_SIZE of MPICH or Intel MPI count, rank 0 of 6"));
   EXPECT_EQ(said({all.begin(), all.begin() + 2}).output, "");
-}
-
-TEST(Environment, NonsenseIsNamed) {
-  for (const auto& [variables, message] : std::vector<std::pair<Variables, const char*>>{
-           {{{"WORLD_SIZE", "2"}}, "RANK is not set"},
-           {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK='-1'"},
-           {{{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK=''"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE='9999"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "http"}}, "MASTER_PORT='http'"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "70000"}}, "MASTER_PORT='70000'"},
-           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "3"}},
-            "LOCAL_WORLD_SIZE='3'"}}) {
-    EXPECT_THAT(environment_as_seen(variables), HasSubstr(message));
-  }
 }
 
 }  // namespace
