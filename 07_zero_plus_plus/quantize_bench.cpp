@@ -30,17 +30,7 @@ bench::Measured beside_copy(const Settings& settings, std::int64_t bytes,
   const auto copy = [&] {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<std::size_t>(bytes / 2));
   };
-  std::vector<double> seconds, copies;
-  work();
-  for (int i = 0; i < settings.repetitions; ++i) {
-    seconds.push_back(bench::seconds_of(work));
-    copies.push_back(bench::seconds_of(copy));
-  }
-  const double time = bench::median(seconds), copy_time = bench::median(copies);
-  return {std::move(seconds),
-          {{"gb_per_s", static_cast<double>(bytes) / time / 1e9},
-           {"copy_gb_per_s", static_cast<double>(bytes) / copy_time / 1e9},
-           {"of_copy", copy_time / time}}};
+  return bench::beside_copy(settings.repetitions, static_cast<double>(bytes), work, copy);
 }
 
 // Throws unless `out` is within half a step of `values`; rounding to 16 bits adds up to another
@@ -105,13 +95,9 @@ void add_case(const Settings& settings, const Case& c) {
 int run(int argc, char** argv) {
   Settings settings;
   CLI::App options{"Quantizing on one thread, beside a copy of as many bytes."};
-  options.add_option("--millions", settings.millions, "of elements")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  options
-      .add_option("--repetitions", settings.repetitions, "after a first one that is not counted")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10000));
+  bench::number(options, "--millions", settings.millions, "of elements", 1, 1000);
+  bench::number(options, "--repetitions", settings.repetitions,
+                "after a first one that is not counted", 1, 10000);
   return bench::run(argc, argv, options, [&] {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const int bits : {8, 4}) add_case(settings, {{.bits = bits}, dtype});

@@ -5,7 +5,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,15 +38,6 @@ OffloadOptions offload_options(const Settings& settings) {
           .tile_bytes = static_cast<std::int64_t>(settings.tile_mib * (1 << 20))};
 }
 
-std::vector<at::Tensor> parameters(const Settings& settings) {
-  std::vector<at::Tensor> all;
-  for (std::int64_t i = 0; i < settings.millions; ++i) {
-    all.push_back(at::randn({kElements}));
-    all.back().mutable_grad() = at::randn({kElements});
-  }
-  return all;
-}
-
 // Bytes a second that fio moves where it is installed (Debian: fio), with one thread and tiles of
 // the same size, half of them read and half written; else 0.
 double rate_of_fio(const Settings& settings) {
@@ -70,12 +60,8 @@ double rate_of_fio(const Settings& settings) {
 
 bench::Measured all_three(const Settings& settings) {
   at::set_num_threads(1);
-  const std::vector<at::Tensor> ours = parameters(settings);
-  std::vector<at::Tensor> theirs;
-  for (const at::Tensor& p : ours) {
-    theirs.push_back(p.clone());
-    theirs.back().mutable_grad() = p.grad();
-  }
+  const std::vector<at::Tensor> ours = bench::random_parameters(settings.millions);
+  const std::vector<at::Tensor> theirs = bench::copies(ours);
   const auto resident = adamw()(theirs);
   const auto offloaded = with_offload(adamw(), offload_options(settings))(ours);
   std::vector<double> computing, moving, both;
@@ -108,12 +94,9 @@ bench::Measured all_three(const Settings& settings) {
 int run(int argc, char** argv) {
   Settings settings;
   CLI::App options{"AdamW on one thread, its moments on a disk."};
-  options.add_option("--millions", settings.millions, "of parameters")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  options.add_option("--steps", settings.steps, "after a first one that is not counted")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10000));
+  bench::number(options, "--millions", settings.millions, "of parameters", 1, 1000);
+  bench::number(options, "--steps", settings.steps, "after a first one that is not counted", 1,
+                10000);
   options.add_option("--folder", settings.folder, "on the disk")->capture_default_str();
   options.add_option("--tile-mib", settings.tile_mib, "read and written together")
       ->capture_default_str();

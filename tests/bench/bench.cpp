@@ -1,5 +1,6 @@
 #include "bench.hpp"
 
+#include <ATen/ops/randn.h>
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -48,6 +49,39 @@ int run(int argc, char** argv, CLI::App& options, const std::function<void()>& a
   add_all();
   benchmark::RunSpecifiedBenchmarks();
   return failed ? 1 : 0;
+}
+
+std::vector<at::Tensor> random_parameters(std::int64_t millions) {
+  std::vector<at::Tensor> all;
+  for (std::int64_t i = 0; i < millions; ++i) {
+    all.push_back(at::randn({1'000'000}));
+    all.back().mutable_grad() = at::randn({1'000'000});
+  }
+  return all;
+}
+
+std::vector<at::Tensor> copies(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& parameter : parameters) {
+    all.push_back(parameter.clone());
+    all.back().mutable_grad() = parameter.grad();
+  }
+  return all;
+}
+
+Measured beside_copy(int repetitions, double bytes, const std::function<void()>& work,
+                     const std::function<void()>& copy) {
+  std::vector<double> seconds, copies;
+  work();
+  for (int i = 0; i < repetitions; ++i) {
+    seconds.push_back(seconds_of(work));
+    copies.push_back(seconds_of(copy));
+  }
+  const double time = median(seconds), copy_time = median(copies);
+  return {std::move(seconds),
+          {{"gb_per_s", bytes / time / 1e9},
+           {"copy_gb_per_s", bytes / copy_time / 1e9},
+           {"of_copy", copy_time / time}}};
 }
 
 std::vector<Json> on_ranks(dist::LaunchOptions options,

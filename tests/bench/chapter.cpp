@@ -144,15 +144,10 @@ int run_chapter(int argc, char** argv) {
       ->check(CLI::IsMember(nn::preset_names()));
   options.add_option("--layers", settings.layers, "layers; as many as the model has if not given")
       ->check(CLI::Range(1, 1000));
-  options.add_option("--seq-len", settings.sequence_length, "tokens of each rank's one sequence")
-      ->capture_default_str()
-      ->check(CLI::Range(2, 8192));
-  options.add_option("--nproc", settings.world_size, "ranks")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 16));
-  options.add_option("--steps", settings.steps, "steps, of which the first is not counted")
-      ->capture_default_str()
-      ->check(CLI::Range(2, 10000));
+  number(options, "--seq-len", settings.sequence_length, "tokens of each rank's one sequence", 2,
+         8192);
+  number(options, "--nproc", settings.world_size, "ranks", 1, 16);
+  number(options, "--steps", settings.steps, "steps, of which the first is not counted", 2, 10000);
   return run(argc, argv, options, [&] {
     tools::Registry registry;
     register_chapter(registry);

@@ -222,9 +222,7 @@ int run_growth(int argc, char** argv) {
   Settings settings;
   CLI::App options{"How cost grows with ranks, hosts, units and parameters."};
   options.add_flag("--brief", settings.brief, "without the largest sizes");
-  options.add_option("--steps", settings.steps, "of each size")
-      ->capture_default_str()
-      ->check(CLI::Range(2, 1000));
+  number(options, "--steps", settings.steps, "of each size", 2, 1000);
   const std::vector<std::string> trained = {"start_up_s",    "step_s",     "step_cpu_s",
                                             "control_bytes", "sent_bytes", "states_bytes"};
   struct Axis {

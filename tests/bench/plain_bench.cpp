@@ -180,17 +180,13 @@ int run_plain(int argc, char** argv) {
   memory::install();
   Settings settings;
   CLI::App options{"A step of a plain module beside one of the same blocks as units."};
-  const auto number = [&](const char* name, auto& out, const char* what) {
-    options.add_option(name, out, what)->capture_default_str()->check(CLI::Range(1, 100000));
-  };
-  number("--width", settings.width, "of a block, a multiple of 8");
-  number("--layers", settings.layers, "blocks");
-  number("--tokens", settings.tokens, "of each rank's one sequence");
-  number("--nproc", settings.world_size, "ranks");
-  number("--steps", settings.steps, "steps of each, of which the first is not counted");
-  options.add_option("--stage", settings.stage, "of the engine")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 3));
+  number(options, "--width", settings.width, "of a block, a multiple of 8", 1, 100000);
+  number(options, "--layers", settings.layers, "blocks", 1, 100000);
+  number(options, "--tokens", settings.tokens, "of each rank's one sequence", 1, 100000);
+  number(options, "--nproc", settings.world_size, "ranks", 1, 100000);
+  number(options, "--steps", settings.steps, "steps of each, of which the first is not counted", 1,
+         100000);
+  number(options, "--stage", settings.stage, "of the engine", 0, 3);
   return run(argc, argv, options, [&] {
     add(fmt::format("plain/stage:{}/ranks:{}", settings.stage, settings.world_size),
         [&settings] { return measure(settings); });

@@ -322,15 +322,10 @@ int run(int argc, char** argv) {
   memory::install();             // huge pages, as in a program that trains
   Settings settings;
   CLI::App options{"Collectives by size, each result checked."};
-  options.add_option("--nproc", settings.world_sizes, "ranks, one number or several")
-      ->capture_default_str()
-      ->check(CLI::Range(2, 16));
-  options.add_option("--max-kib", settings.max_kib, "the largest tensor; each is 4 times the last")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
-  options.add_option("--repetitions", settings.repetitions, "how often to measure")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
+  bench::number(options, "--nproc", settings.world_sizes, "ranks, one number or several", 2, 16);
+  bench::number(options, "--max-kib", settings.max_kib,
+                "the largest tensor; each is 4 times the last", 1, 1 << 20);
+  bench::number(options, "--repetitions", settings.repetitions, "how often to measure", 1, 1000);
   return bench::run(argc, argv, options, [&] {
     for (const int n : settings.world_sizes) {
       for (const Implementation& way : implementations()) {

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
 
@@ -22,24 +21,6 @@ struct Settings {
   std::int64_t millions = 20;  // of parameters, a tensor for each
   int steps = 10;
 };
-
-std::vector<at::Tensor> parameters(const Settings& settings) {
-  std::vector<at::Tensor> all;
-  for (std::int64_t i = 0; i < settings.millions; ++i) {
-    all.push_back(at::randn({kElements}));
-    all.back().mutable_grad() = at::randn({kElements});
-  }
-  return all;
-}
-
-std::vector<at::Tensor> copies(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> all;
-  for (const at::Tensor& parameter : parameters) {
-    all.push_back(parameter.clone());
-    all.back().mutable_grad() = parameter.grad();
-  }
-  return all;
-}
 
 // Reads four arrays and writes three, as AdamW does, and computes next to nothing.
 void add_to_three(float* __restrict a, float* __restrict b, float* __restrict c,
@@ -62,19 +43,9 @@ bench::Measured beside_copy(const Settings& settings, const std::function<void()
       add_to_three(data(0), data(1), data(2), data(3));
     }
   };
-  std::vector<double> seconds, copies;
-  step();  // makes the moments
-  for (int i = 0; i < settings.steps; ++i) {
-    seconds.push_back(bench::seconds_of(step));
-    copies.push_back(bench::seconds_of(copy));
-  }
   // Of parameter, gradient and two moments all are read, and all but the gradient written.
   const double bytes = 7.0 * sizeof(float) * kElements * static_cast<double>(settings.millions);
-  const double time = bench::median(seconds), copy_time = bench::median(copies);
-  return {std::move(seconds),
-          {{"gb_per_s", bytes / time / 1e9},
-           {"copy_gb_per_s", bytes / copy_time / 1e9},
-           {"of_copy", copy_time / time}}};
+  return bench::beside_copy(settings.steps, bytes, step, copy);
 }
 
 bench::Measured libtorch_beside_copy(const Settings& settings, std::vector<at::Tensor> parameters,
@@ -90,8 +61,8 @@ bench::Measured libtorch_beside_copy(const Settings& settings, std::vector<at::T
 bench::Measured ours(const Settings& settings) {
   at::set_num_threads(1);
   const AdamWOptions options;
-  const std::vector<at::Tensor> mine = parameters(settings);
-  const std::vector<at::Tensor> theirs = copies(mine);
+  const std::vector<at::Tensor> mine = bench::random_parameters(settings.millions);
+  const std::vector<at::Tensor> theirs = bench::copies(mine);
   const auto optimizer = adamw(options)(mine);
   bench::Measured measured = beside_copy(settings, [&] { optimizer->step(); });
   libtorch_beside_copy(settings, theirs, options);
@@ -105,19 +76,16 @@ bench::Measured ours(const Settings& settings) {
 
 bench::Measured libtorch(const Settings& settings) {
   at::set_num_threads(1);
-  return libtorch_beside_copy(settings, parameters(settings), {});
+  return libtorch_beside_copy(settings, bench::random_parameters(settings.millions), {});
 }
 
 int run(int argc, char** argv) {
   memory::install();  // huge pages, as in a program that trains
   Settings settings;
   CLI::App options{"AdamW on one thread, ours beside LibTorch's and a plain loop."};
-  options.add_option("--millions", settings.millions, "of parameters")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  options.add_option("--steps", settings.steps, "after a first one that is not counted")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 10000));
+  bench::number(options, "--millions", settings.millions, "of parameters", 1, 1000);
+  bench::number(options, "--steps", settings.steps, "after a first one that is not counted", 1,
+                10000);
   return bench::run(argc, argv, options, [&] {
     bench::add(fmt::format("adamw/{}M/ours", settings.millions), [&] { return ours(settings); });
     bench::add(fmt::format("adamw/{}M/libtorch", settings.millions),
