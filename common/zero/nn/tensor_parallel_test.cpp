@@ -115,23 +115,70 @@ TEST(TensorAxisLayout, OfTheMiddleDimension) {
   });
 }
 
-// Without a bias llama_split_test.cpp has them.
-TEST(SplitLayers, OfColumnsHaveTheirPartOfTheBias) {
-  on_ranks(2, [](Communicator& axis) {
-    struct Root : Unit {
-      explicit Root(const TensorParallel& split)
-          : columns(register_module("columns", std::make_shared<ColumnParallelLinear>(
-                                                   8, 12, Initializer::normal(1),
-                                                   Initializer::normal(1), split, at::kDouble))) {
-        SeededValues values(1);
-        initialize_parameters(*this, values);
+// First values that are small whole numbers: every sum of them is exact in any order.
+struct WholeNumbers : ParameterSource {
+  void fill(const Parameter& parameter, at::Tensor& out) override {
+    const auto seed = static_cast<std::int64_t>(parameter.name.size());
+    memory_of(out).copy_(
+        (at::arange(out.numel()) * 5 + seed).remainder(7).sub(3).view(out.sizes()));
+  }
+  static at::Tensor memory_of(const at::Tensor& x) { return x.detach(); }
+};
+
+// y = (x A) * (x A) B of an embedding's rows, and its head.
+struct SplitNet : Unit {
+  explicit SplitNet(const TensorParallel& split = {}) : tensor(split) {
+    const Initializer unused = Initializer::constant(0);
+    embedding = register_module("embedding",
+                                std::make_shared<Embedding>(12, 8, unused, at::kDouble, split));
+    first = register_module(
+        "first", std::make_shared<ColumnParallelLinear>(8, 12, unused, unused, split, at::kDouble));
+    second = register_module(
+        "second", std::make_shared<RowParallelLinear>(12, 8, unused, split, at::kDouble));
+    WholeNumbers values;
+    initialize_parameters(*this, values);
+  }
+  // The residual stream, and the logits of this rank.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& ids) {
+    const at::Tensor x = embedding->forward(ids);
+    const at::Tensor h = first->forward(tensor.enter(x));
+    const at::Tensor y = x + second->forward(h * h);
+    return {y, embedding->as_head(tensor.enter(y))};
+  }
+  TensorParallel tensor;
+  std::shared_ptr<Embedding> embedding;
+  std::shared_ptr<ColumnParallelLinear> first;
+  std::shared_ptr<RowParallelLinear> second;
+};
+
+class SplitLayers : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SplitLayers, ::testing::Values(1, 2, 4), testing::name_of_ranks);
+
+TEST_P(SplitLayers, OfWholeNumbersHaveTheBitsOfWholeOnes) {
+  on_ranks(GetParam(), [](Communicator& axis) {
+    const at::Tensor ids = at::tensor({3, 11, 0, 7, 7, 5, 2, 9}, at::kLong).view({2, 4});
+    for (const bool sequence : {false, true}) {
+      SplitNet whole, split({axis, sequence});
+      const auto [x, logits] = whole.forward(ids);
+      const auto [own_x, own_logits] = split.forward(ids);
+      const TensorPlacement positions{&axis, 1}, features{&axis, 2};
+      EXPECT_TRUE(identical(own_x.detach(), (sequence ? positions.part_of(x) : x).detach()));
+      EXPECT_TRUE(identical(own_logits.detach(), features.part_of(logits).detach()));
+      // The same function of all logits, of which each rank has some.
+      (logits * logits).sum().backward();
+      (own_logits * own_logits).sum().backward();
+      const ParameterList wholes = list_parameters(whole), parts = list_parameters(split);
+      for (std::size_t i = 0; i < wholes.size(); ++i) {
+        const Parameter& p = parts.parameters[i];
+        EXPECT_EQ(p.whole_sizes(), wholes.parameters[i].tensor.sizes().vec()) << p.name;
+        EXPECT_EQ(p.numel() * axis.size(), wholes.parameters[i].numel()) << p.name;
+        const at::Tensor& expected = wholes.parameters[i].tensor;
+        EXPECT_TRUE(identical(p.tensor.detach(), p.placement.part_of(expected).detach())) << p.name;
+        EXPECT_TRUE(identical(p.tensor.grad(), p.placement.part_of(expected.grad()))) << p.name;
+        EXPECT_GT(expected.grad().abs().max().item<double>(), 0) << p.name;
+        EXPECT_TRUE(identical(p.placement.whole_of(p.tensor), expected.detach())) << p.name;
       }
-      std::shared_ptr<ColumnParallelLinear> columns;
-    } whole({}), split(axis);
-    const at::Tensor x = testing::random({3, 8}, 1);
-    EXPECT_TRUE(testing::close_to(
-        split.columns->forward(x).detach(),
-        TensorPlacement{&axis, 1}.part_of(whole.columns->forward(x)).detach(), 1e-12));
+    }
   });
 }
 
