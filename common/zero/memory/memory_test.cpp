@@ -79,19 +79,6 @@ TEST(Accounting, ModelStatesHaveAPeakOfTheirOwn) {
   EXPECT_EQ(snapshot().states_peak, before);
 }
 
-TEST(Storage, GoesAwayAndComesBackUnderTheSameTensor) {
-  const std::int64_t before = snapshot().total;
-  const at::Tensor t = without_storage({3, 5}, at::kFloat);
-  EXPECT_EQ(snapshot().total, before);
-  EXPECT_FALSE(has_storage(t));
-  allocate_storage(t);
-  EXPECT_EQ(snapshot().total - before, 60);
-  t.fill_(2);
-  release_storage(t);
-  EXPECT_EQ(snapshot().total, before);
-  EXPECT_EQ(t.sizes(), (std::vector<std::int64_t>{3, 5}));
-}
-
 // Autograd saves a weight by reference: bytes that come back are the bytes that backward reads.
 TEST(Storage, WhatAutogradSavedIsValidAfterTheBytesCameBack) {
   const at::Tensor w = at::ones({4, 4}).requires_grad_();
@@ -113,10 +100,17 @@ std::string access_error(const at::Tensor& tensor) {
   return "none";
 }
 
-TEST(Storage, AnAccessToReleasedBytesIsAnErrorWithTheTextGiven) {
-  const at::Tensor t = at::ones({3, 5});
+TEST(Storage, ComesBackUnderTheSameTensorAndAnAccessBeforeIsAnErrorWithTheTextGiven) {
+  const std::int64_t total = snapshot().total;
+  const at::Tensor t = without_storage({3, 5}, at::kFloat);
+  EXPECT_FALSE(has_storage(t));
+  EXPECT_EQ(snapshot().total, total);
+  allocate_storage(t);
+  EXPECT_EQ(snapshot().total - total, 60);
   const at::Tensor before = t.narrow(0, 1, 1);
   release_storage(t, "not now");
+  EXPECT_EQ(snapshot().total, total);
+  EXPECT_EQ(t.sizes(), (std::vector<std::int64_t>{3, 5}));
   EXPECT_EQ(access_error(t), "not now");
   EXPECT_EQ(access_error(before), "not now");
   EXPECT_EQ(access_error(t.view({-1}).narrow(0, 2, 3)), "not now");
