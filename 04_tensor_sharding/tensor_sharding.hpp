@@ -31,6 +31,7 @@ class TensorSharding : public train::Strategy {
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
+  train::ParameterShard to_save(std::size_t index) const override { return flat_.to_save(index); }
   bool sharded() const override { return true; }
   train::Costs costs() const override;
 

@@ -54,6 +54,7 @@ class ShardedDataParallel : public train::Strategy {
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
+  train::ParameterShard to_save(std::size_t index) const override { return flat_.to_save(index); }
   std::string order_of_units() const override { return forward_order_; }
   void ranks_compared(bool same) override;
   bool sharded() const override { return options_.stage > 0; }

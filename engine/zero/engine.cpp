@@ -416,7 +416,7 @@ bool Engine::load(const std::filesystem::path& folder) {
   if (released_) throw Error("load() after release(): make a new engine");
   if (backward_threw_) give_up_step();  // first: other ranks may wait for reductions
   finish_save();
-  const bool there = std::filesystem::exists(io::checkpoint::manifest_at(folder));
+  const bool there = std::filesystem::exists(io::checkpoint::record_at(folder));
   // Ranks that see different folders would resume from different steps.
   dist::verify_same(strategy_->mesh().world(), "the checkpoint to go on from",
                     there ? "there is one" : "none");
@@ -424,7 +424,7 @@ bool Engine::load(const std::filesystem::path& folder) {
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   std::optional<train::LossScale> scale = step_.loss_scale();
   dist::run_on_all_ranks(strategy_->mesh().world(), what, [&] {
-    io::verify_not_of_another(io::checkpoint::manifest_at(folder).parent_path(), *strategy_);
+    io::verify_not_of_another(io::checkpoint::record_at(folder).parent_path(), *strategy_);
     if (scale) scale->resume_from(io::read_checkpoint_info(folder).notes);
   });
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);

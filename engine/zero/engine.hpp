@@ -153,7 +153,7 @@ class Engine {
   void finish_save();
   /// SaveOptions::position of the checkpoint that was loaded; empty if there is none.
   const std::string& position() const { return position_; }
-  /// Resumes from the checkpoint in `folder` (or the older one whose manifest `folder` is), at any
+  /// Resumes from the checkpoint in `folder` (or the older one whose record `folder` is), at any
   /// world size and whatever stage or chapter wrote it: parameters, the optimizer's states,
   /// steps(). Returns false if there is none. Called by all ranks. Throws as io::load_checkpoint()
   /// does, and if only some ranks see a checkpoint, or if this engine has saved to a folder of its

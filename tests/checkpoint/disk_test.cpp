@@ -89,14 +89,14 @@ TEST_F(Disk, FullAtAnyPointOfSaving) {
       communicator.barrier();
       if (message.empty()) break;
       EXPECT_THAT(message, HasSubstr("No space left on device"));
-      where.insert(message.find("manifest.json") == std::string::npos ? "a rank's file"
-                                                                      : "the manifest");
+      where.insert(message.find("checkpoint.json") == std::string::npos ? "a rank's file"
+                                                                        : "checkpoint.json");
       EXPECT_EQ(std::distance(fs::directory_iterator(run_), fs::directory_iterator()), 2)
           << "what was begun stayed, with " << pages << " pages";
       EXPECT_EQ(io::load_checkpoint(session.strategy(), run_).step, 1);
       EXPECT_TRUE(same_state(whole_state(session), of_step_1));
     }
-    EXPECT_THAT(where, ::testing::UnorderedElementsAre("a rank's file", "the manifest"));
+    EXPECT_THAT(where, ::testing::UnorderedElementsAre("a rank's file", "checkpoint.json"));
     EXPECT_EQ(io::load_checkpoint(session.strategy(), run_).step, 2);
   });
 }

@@ -109,7 +109,7 @@ TEST_P(EndOfAProgram, WithASaveBehindIsALineAndAnExitCode) {
     EXPECT_THAT(exit.output, HasSubstr(lost));
     EXPECT_EQ(exit.output.find("is lost"), exit.output.rfind("is lost")) << exit.output;
   }
-  EXPECT_EQ(fs::exists(folder / "run" / "manifest.json"), end.code == 0);
+  EXPECT_EQ(fs::exists(folder / "run" / "checkpoint.json"), end.code == 0);
 }
 
 TEST(EndOfAnEngine, WhoseSaveBehindFailsIsALineAndAnExitCode) {
@@ -161,7 +161,7 @@ TEST(EndOfOneRank, WithAnExceptionIsALineOnAll) {
     run.steps(1, 1000);
   });
   expect_errors(exits, HasSubstr("that is written behind is lost"));
-  EXPECT_FALSE(fs::exists(folder / "run" / "manifest.json"));
+  EXPECT_FALSE(fs::exists(folder / "run" / "checkpoint.json"));
 }
 
 // Its parent's thread is not there.

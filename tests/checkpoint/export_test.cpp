@@ -1,47 +1,70 @@
-// The script that reads a checkpoint with nothing of ours, as docs/checkpoints.md describes it,
-// refuses what is damaged. saved_weights_test.cpp compares what it puts together with the model.
-#include <tests/support/error_of.hpp>
+// The lines of Python in docs/checkpoints.md put a checkpoint together with nothing of ours.
+#include <ATen/ops/equal.h>
+
 #include <tests/support/python.hpp>
+#include <tests/support/split_run.hpp>
 
 #include "one_checkpoint.hpp"
 
 namespace zero::testing {
 namespace {
 
-class Export : public OneCheckpoint {};
-
-TEST_F(Export, RefusesWhatIsDamagedAndWritesNothing) {
-  if (run_python("-c 'import sys; sys.exit(sys.version_info < (3, 9))'").code != 0) {
-    GTEST_SKIP() << "THE EXPORT IS NOT TESTED: there is no Python 3.9 or later (set ZERO_PYTHON)";
+class Export : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!python_has({"torch", "safetensors"})) {
+      GTEST_SKIP() << "THE LINES OF docs/checkpoints.md ARE NOT TESTED: " << python()
+                   << " lacks torch or safetensors (requirements-peers.txt, or set ZERO_PYTHON)";
+    }
   }
-  on_two_ranks([](Session&) {});
-  const fs::path output = folder_ / "model.safetensors";
-  const auto expect_refusal = [&](const std::string& reason, const std::function<void()>& damage) {
-    fs::remove_all(bad_);
-    fs::copy(good_, bad_, fs::copy_options::recursive);
-    damage();
-    const ProcessResult ended = run_python(fmt::format(
-        "tools/checkpoint/export_checkpoint.py '{}' '{}'", bad_.string(), output.string()));
-    EXPECT_EQ(ended.code, 1) << ended.said;
-    EXPECT_THAT(ended.said, HasSubstr(reason));
-    EXPECT_FALSE(fs::exists(output)) << reason;
-  };
-  expect_refusal("rank-00001-of-00002.safetensors: was altered",
-                 [&] { flip_bit(rank_file(1), 0.5); });
-  expect_refusal("rank-00000-of-00002.safetensors: has 9 bytes",
-                 [&] { fs::resize_file(rank_file(0), 9); });
-  expect_refusal("rank-00000-of-00002.safetensors: No such file",
-                 [&] { fs::remove(rank_file(0)); });
-  expect_refusal("manifest.json: ", [&] { flip_bit(bad_ / "manifest.json", 0.5); });
-  expect_refusal("has version 3, this script reads versions 1 and 2",
-                 [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 3; }); });
-  expect_refusal("its JSON is nested too deeply",
-                 [&] { write(bad_ / "manifest.json", "{\"a\": " + nested_json() + "}"); });
-  expect_refusal("is not laid out as docs/checkpoints.md says: KeyError: 'runs'", [&] {
-    rewrite_manifest([](nlohmann::json& m) { m["parameters"][0].erase("runs"); });
+
+  // Those of the whole model, on rank 0.
+  void save(train::Strategy& strategy, const std::vector<at::Tensor>& weights) const {
+    const dist::Communicator& world = strategy.mesh().world();
+    io::save_checkpoint(strategy, folder_ / "out/run", note(100, "any"));
+    for (std::size_t i = 0; world.rank() == 0 && i < weights.size(); ++i) {
+      const nn::Parameter& p = strategy.list().parameters[i];
+      safetensors::save(folder_ / (p.name + ".expected"),
+                        {{p.name, weights[i].view(p.whole_sizes())}});
+    }
+  }
+
+  void expect_put_together() const {
+    const ProcessResult ended = run_lines_of("docs/checkpoints.md", folder_.path());
+    ASSERT_EQ(ended.code, 0) << ended.said;
+    const safetensors::File made(folder_ / "model.safetensors");
+    EXPECT_EQ(made.metadata(), (safetensors::Metadata{{"format", "pt"}}));
+    EXPECT_GE(made.names().size(), 5U);
+    for (const std::string& name : made.names()) {
+      const at::Tensor expected = safetensors::File(folder_ / (name + ".expected")).read(name);
+      EXPECT_TRUE(at::equal(made.read(name), expected)) << name;
+      fs::remove(folder_ / (name + ".expected"));
+    }
+    for (const std::string& file : folder_.listing()) {
+      EXPECT_FALSE(file.ends_with(".expected")) << file << " is not there";
+    }
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(Export, OfShardsWithAScalarAndATiedAndAFrozenParameter) {
+  on_ranks(3, [&](dist::Communicator& communicator) {
+    Session session(communicator, kMode, checkpoint_options());
+    session.step(0);
+    save(session.strategy(), session.weights());
   });
-  expect_refusal("is not the manifest of a checkpoint",
-                 [&] { write(bad_ / "manifest.json", "[]"); });
+  expect_put_together();
+}
+
+TEST_F(Export, OfShardsOfPartsThatATensorAxisCuts) {
+  on_ranks(4, [&](dist::Communicator& world) {
+    const TwoAxes axes(world, 2);
+    SplitRun run(axes.mesh, {.mode = "engine3", .sequence = true, .dtype = at::kBFloat16});
+    run.step(0);
+    save(*run.strategy, run.model_weights());
+  });
+  expect_put_together();
 }
 
 }  // namespace

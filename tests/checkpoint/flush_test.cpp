@@ -29,7 +29,7 @@ struct Log {
   std::atomic<bool> open = false;
   std::atomic<std::size_t> count = 0;
   std::atomic<bool> may_remove = true;   // what lies in the old folder
-  std::atomic<bool> disk_fails = false;  // once the manifest has its name
+  std::atomic<bool> disk_fails = false;  // once checkpoint.json has its name
   char old_folder[400] = {};
   Call calls[64] = {};
 };
@@ -46,16 +46,16 @@ void note_call(bool renames, const char* path) {
   std::strncpy(call.path, path, sizeof(call.path) - 1);
 }
 
-bool has_manifest() {
+bool has_record() {
   for (std::size_t i = 0; i < shared_log->count; ++i) {
     const Call& call = shared_log->calls[i];
-    if (call.renames && std::string(call.path).ends_with("/manifest.json")) return true;
+    if (call.renames && std::string(call.path).ends_with("/checkpoint.json")) return true;
   }
   return false;
 }
 
 bool sync_fails() {
-  return shared_log != nullptr && shared_log->open && shared_log->disk_fails && has_manifest();
+  return shared_log != nullptr && shared_log->open && shared_log->disk_fails && has_record();
 }
 
 void wait_to_remove(const std::string& path) {
@@ -125,7 +125,7 @@ std::string whole_log() {
   return text;
 }
 
-TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
+TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheRecordGetsItsName) {
   on_two_ranks([&](Session& session) {
     session.step(1);
     const fs::path old = good_ / "step-000000001";
@@ -146,7 +146,7 @@ TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
                 places.end())
           << whole_log();
     };
-    const int committed = first(renames_to("manifest.json"));
+    const int committed = first(renames_to("checkpoint.json"));
     ASSERT_GT(committed, 0) << whole_log();
     for (const int rank : {0, 1}) {
       const std::string name = fmt::format("rank-{:05}-of-00002.safetensors", rank);
@@ -154,7 +154,7 @@ TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
                        last(syncs_of_folder("step-000000002")), committed});
     }
     expect_in_order({first(syncs_of_folder("good")), committed});
-    expect_in_order({first(syncs_of_unnamed("manifest.json")), committed});
+    expect_in_order({first(syncs_of_unnamed("checkpoint.json")), committed});
     // The old one goes when the new name has reached the disk, not before.
     const int name_synced = last(syncs_of_folder("good"));
     ASSERT_GT(name_synced, committed) << whole_log();
@@ -194,8 +194,8 @@ TEST_F(Flushed, NoRankReturnsBeforeTheOldCheckpointIsGone) {
   });
 }
 
-// Its files are the only ones that the manifest names.
-TEST_F(Flushed, ACheckpointWhoseManifestHasItsNameIsKeptWhateverFailsThen) {
+// Its files are the only ones that checkpoint.json names.
+TEST_F(Flushed, ACheckpointWhoseRecordHasItsNameIsKeptWhateverFailsThen) {
   on_two_ranks([&](Session& session) {
     session.step(1);
     if (session.communicator().rank() == 0) shared_log->disk_fails = shared_log->open = true;

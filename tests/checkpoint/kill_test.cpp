@@ -83,7 +83,7 @@ std::string resume(dist::Communicator& communicator, const std::filesystem::path
   Session session(communicator, kMode, checkpoint_options());
   session.step(0);
   std::int64_t step = 0;
-  if (std::filesystem::exists(folder / "manifest.json")) {
+  if (std::filesystem::exists(folder / "checkpoint.json")) {
     step = io::load_checkpoint(session.strategy(), folder).step;
     expect_marked(session, step);
     if (::testing::Test::HasFailure()) throw std::runtime_error("not one whole checkpoint");
@@ -170,13 +170,13 @@ std::vector<Phase> phases() {
     all.push_back({"BeforeAShardHasItsName" + name, r, SystemCall::kRename, file});
     all.push_back({"AfterAShard" + name, r, SystemCall::kFsync, "/step-000000003"});
   }
-  const std::string manifest = "/manifest.json", second = "/step-000000002.json";
+  const std::string record = "/checkpoint.json", second = "/step-000000002.json";
   all.push_back({"BeforeTheOneBeforeIsKept", 0, SystemCall::kFallocate, unnamed(second)});
   all.push_back({"BeforeTheOneBeforeHasItsName", 0, SystemCall::kRename, second});
-  all.push_back({"BeforeTheManifestIsWritten", 0, SystemCall::kFallocate, unnamed(manifest)});
-  all.push_back({"BeforeTheManifestHasItsName", 0, SystemCall::kRename, manifest});
-  // The folder reaches the disk before, with the manifest of step 2, and with this one.
-  all.push_back({"AfterTheManifest", 0, SystemCall::kFsync, "/run", /*count=*/3, /*newest=*/3});
+  all.push_back({"BeforeTheRecordIsWritten", 0, SystemCall::kFallocate, unnamed(record)});
+  all.push_back({"BeforeTheRecordHasItsName", 0, SystemCall::kRename, record});
+  // The folder reaches the disk before, with the record of step 2, and with this one.
+  all.push_back({"AfterTheRecord", 0, SystemCall::kFsync, "/run", /*count=*/3, /*newest=*/3});
   const auto removes = [&](const std::string& name, const std::string& path) {
     all.push_back({name, 0, SystemCall::kRemove, path, /*count=*/1, /*newest=*/3});
   };

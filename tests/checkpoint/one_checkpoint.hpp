@@ -9,6 +9,7 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/base/sha256.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::testing {
 
@@ -65,13 +66,34 @@ class OneCheckpoint : public ::testing::Test {
     return bad_ / "step-000000001" / fmt::format("rank-{:05}-of-00002.safetensors", rank);
   }
 
-  // The manifest with one change and a checksum that fits again, as another program would write it.
-  void rewrite_manifest(const std::function<void(nlohmann::json&)>& change) const {
-    auto manifest = nlohmann::json::parse(read_bytes(bad_ / "manifest.json"));
-    manifest.erase("sha256 of the rest");
-    change(manifest);
-    manifest["sha256 of the rest"] = base::Sha256().add(manifest.dump(1) + "\n").hex();
-    write(bad_ / "manifest.json", manifest.dump(1) + "\n");
+  // checkpoint.json with one change and a checksum that fits again, as another program would write
+  // it.
+  void rewrite_record(const std::function<void(nlohmann::json&)>& change) const {
+    auto record = nlohmann::json::parse(read_bytes(bad_ / "checkpoint.json"));
+    record.erase("sha256 of the rest");
+    change(record);
+    record["sha256 of the rest"] = base::Sha256().add(record.dump(1) + "\n").hex();
+    write(bad_ / "checkpoint.json", record.dump(1) + "\n");
+  }
+
+  // The same for a rank's file and what the record says of it.
+  void rewrite_file(
+      int rank,
+      const std::function<void(safetensors::NamedTensors&, safetensors::Metadata&)>& change) const {
+    const fs::path path = rank_file(rank);
+    {
+      const safetensors::File file(path);
+      safetensors::NamedTensors tensors;
+      for (const std::string& name : file.names()) tensors.emplace_back(name, file.read(name));
+      safetensors::Metadata metadata = file.metadata();
+      change(tensors, metadata);
+      safetensors::save(path, tensors, metadata);
+    }
+    const std::string bytes = read_bytes(path);
+    rewrite_record([&](nlohmann::json& record) {
+      record["files"][rank]["bytes"] = bytes.size();
+      record["files"][rank]["sha256"] = base::Sha256().add(bytes).hex();
+    });
   }
 
   SessionOptions options_ = checkpoint_options();

@@ -17,8 +17,8 @@ class Refused : public OneCheckpoint {};
 TEST_F(Refused, MissingAndShortAndForeignFiles) {
   on_two_ranks([&](Session& session) {
     session.step(1);
-    expect_refused(session, "manifest.json: cannot be opened",
-                   [&] { fs::remove(bad_ / "manifest.json"); });
+    expect_refused(session, "checkpoint.json: cannot be opened",
+                   [&] { fs::remove(bad_ / "checkpoint.json"); });
     expect_refused(session, "rank-00001-of-00002.safetensors: cannot be opened",
                    [&] { fs::remove(rank_file(1)); });
     expect_refused(session, "it was cut short",
@@ -27,13 +27,13 @@ TEST_F(Refused, MissingAndShortAndForeignFiles) {
     expect_refused(session, "of another checkpoint", [&] {
       fs::copy_file(rank_file(0), rank_file(1), fs::copy_options::overwrite_existing);
     });
-    expect_refused(session, "is not the manifest of a checkpoint",
-                   [&] { write(bad_ / "manifest.json", "{\"name\": \"a web page\"}"); });
-    expect_refused(session, "is not the manifest of a checkpoint", [&] {
-      fs::resize_file(bad_ / "manifest.json", fs::file_size(bad_ / "manifest.json") / 2);
+    expect_refused(session, "is not of a checkpoint",
+                   [&] { write(bad_ / "checkpoint.json", "{\"name\": \"a web page\"}"); });
+    expect_refused(session, "is not of a checkpoint", [&] {
+      fs::resize_file(bad_ / "checkpoint.json", fs::file_size(bad_ / "checkpoint.json") / 2);
     });
     expect_refused(session, "was altered", [&] {
-      fs::resize_file(bad_ / "manifest.json", fs::file_size(bad_ / "manifest.json") - 1);
+      fs::resize_file(bad_ / "checkpoint.json", fs::file_size(bad_ / "checkpoint.json") - 1);
     });
     expect_good_one_loads(session);
   });
@@ -44,8 +44,8 @@ TEST_F(Refused, FlippedBitsAnywhere) {
     session.step(1);
     for (int i = 0; i < 20; ++i) {
       const double where = i / 20.0 + 0.013;
-      expect_refused(session, i % 20 == 0 ? "" : "manifest.json",
-                     [&] { flip_bit(bad_ / "manifest.json", where); });
+      expect_refused(session, i % 20 == 0 ? "" : "checkpoint.json",
+                     [&] { flip_bit(bad_ / "checkpoint.json", where); });
       for (const int rank : {0, 1}) {
         expect_refused(session, "was altered", [&] { flip_bit(rank_file(rank), where); });
       }
@@ -54,36 +54,97 @@ TEST_F(Refused, FlippedBitsAnywhere) {
   });
 }
 
-TEST_F(Refused, OtherVersionAndManifestsOfOtherPrograms) {
+TEST_F(Refused, OtherVersionsAndRecordsOfOtherPrograms) {
   on_two_ranks([&](Session& session) {
-    expect_refused(session, "has format version 2, this program reads version 1",
-                   [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
-    expect_refused(session, "is not the name of a file beside it",
-                   [&] { rewrite_manifest([](nlohmann::json& m) { m["folder"] = "../good"; }); });
-    expect_refused(session, "[7, 5] cannot be cut into 2 equal parts", [&] {
-      rewrite_manifest([](nlohmann::json& m) {
-        m["version"] = 2;
-        m["parameters"][0]["cut"] = {{"dim", 0}, {"parts", 2}};
-      });
+    const auto refused_after = [&](const auto& change, const std::string& reason) {
+      expect_refused(session, reason, [&] { rewrite_record(change); });
+    };
+    refused_after([](auto& r) { r["version"] = 3; },
+                  "has format version 3, this program reads version 2");
+    const std::string of_version_1 = "version 2: load it with the release before this one";
+    refused_after([](auto& r) { r["version"] = 1; }, of_version_1);
+    expect_refused(session, "manifest.json: has format version 1", [&] {
+      rewrite_record([](auto& r) { r["version"] = 1; });
+      fs::rename(bad_ / "checkpoint.json", bad_ / "manifest.json");
     });
-    expect_refused(session, "its shape", [&] {
-      rewrite_manifest([](nlohmann::json& m) { m["parameters"][0]["runs"] = m["buffers"]; });
-    });
-    expect_refused(session, "is not what the manifest says", [&] {
-      rewrite_manifest(
-          [](nlohmann::json& m) { m["parameters"][0]["states"]["exp_avg"] = "Double"; });
-    });
+    EXPECT_THAT(refusal_of_saving(session, bad_, note(2, kMode)),
+                HasSubstr("manifest.json: is of a checkpoint of format version 1"));
+    refused_after([](auto& r) { r["folder"] = "../good"; }, "is not the name of a file beside it");
+    refused_after([](auto& r) { r["files"][0]["name"] = "../a"; },
+                  "'../a' is not the name of a file beside it");
   });
 }
 
-TEST_F(Refused, ABufferThatIsNotWhatTheManifestSays) {
+using FileChange = std::function<void(safetensors::NamedTensors&, safetensors::Metadata&)>;
+
+// The file says something else of the tensors whose names begin so, and of which it has the rest.
+FileChange say(const std::string& of, const char* key, const nlohmann::json& value) {
+  return [=](safetensors::NamedTensors&, safetensors::Metadata& metadata) {
+    for (auto& [name, text] : metadata) {
+      if (!name.starts_with(of)) continue;
+      auto about = nlohmann::json::parse(text);
+      if (about["begin"] > 0) about[key] = value;
+      text = about.dump();
+    }
+  };
+}
+
+// The place of its first element moves.
+FileChange shift(const std::string& of, int by) {
+  return [=](safetensors::NamedTensors& tensors, safetensors::Metadata& metadata) {
+    for (auto& [name, text] : metadata) {
+      if (!name.starts_with(of)) continue;
+      const std::int64_t begin = nlohmann::json::parse(text)["begin"];
+      safetensors::Metadata one = {{name, text}};
+      say(of, "begin", begin + by)(tensors, one);
+      text = one[name];
+    }
+  };
+}
+
+// What fits all checksums, as only another program would write it.
+TEST_F(Refused, FilesThatTogetherAreNoModel) {
+  const std::string not_it = "is not what its metadata say";
+  const std::vector<std::pair<FileChange, std::string>> rows = {
+      {shift("parameter/", -1), "are in several files"},
+      {shift("parameter/", 1), not_it},  // beyond the end
+      {shift("exp_avg_sq/", -1), "of 'exp_avg_sq/"},
+      {say("parameter/", "steps", 2), "after 2 updates, in a file before it "},
+      {say("parameter/", "steps", -1), not_it},
+      {say("parameter/", "parts", 2), not_it},
+      {say("parameter/", "part", 1), not_it},
+      {say("parameter/", "dim", "none"), not_it},
+      {say("parameter/", "shape", {128, -5}), not_it},
+      {say("parameter/", "shape", {std::int64_t{1} << 62, 1 << 20}), not_it},
+      {say("exp_avg/", "shape", {640}),
+       "[640] Float after 1 updates, in a file before it [128, 5]"},
+      {[](auto&, auto& metadata) { metadata.clear(); }, not_it},
+      {[](auto& tensors, auto&) {
+         for (auto& [name, tensor] : tensors) tensor = tensor.to(at::kDouble);
+       },
+       "Double after 1 updates, in a file before it "},
+      {[](auto& tensors, auto&) { tensors.resize(0); }, "are in no file"},
+      {[](auto& tensors, auto&) {
+         std::erase_if(tensors, [](const auto& t) { return t.first.starts_with("exp_avg/"); });
+       },
+       "of 'exp_avg/"}};
+  options_.model.width = 128;
+  on_two_ranks([&](Session& session) {
+    for (const auto& [change, reason] : rows) {
+      expect_refused(session, reason, [&] { rewrite_file(1, change); });
+    }
+    expect_refused(session, "are in no file",
+                   [&] { rewrite_record([](auto& record) { record["files"].erase(1); }); });
+    expect_good_one_loads(session);
+  });
+}
+
+TEST_F(Refused, ABufferOfAnotherShape) {
   on_two_ranks([&](Session& session) {
     at::Tensor buffer = session.model().register_buffer("mean", at::ones({2}));
     io::save_checkpoint(session.strategy(), good_, note(1, kMode));
     buffer.set_data(at::ones({3}));
-    expect_refused(session, "'buffer/mean' is not what the manifest says", [&] {
-      rewrite_manifest([](nlohmann::json& m) { m["buffers"][0]["shape"] = {3}; });
-    });
+    expect_refused(session, "\"mean\" has the shape [2], the model's is [3]", [] {});
   });
 }
 
@@ -100,13 +161,14 @@ TEST_F(Refused, AnotherModelOrOptimizerOrDtype) {
       }
       return message;
     };
-    EXPECT_THAT(refusal([](SessionOptions& o) { o.model.width = 9; }), HasSubstr("[7, 5] Float"));
+    EXPECT_THAT(refusal([](SessionOptions& o) { o.model.width = 9; }),
+                HasSubstr("has the shape [7, 5], the model's is [9, 5]"));
     EXPECT_THAT(refusal([](SessionOptions& o) { o.model.parts = "anfsg"; }), ::testing::IsEmpty())
         << "a unit that is used twice has no parameter more";
     EXPECT_THAT(refusal([](SessionOptions& o) { o.model.parts = "anfs"; }),
                 HasSubstr("it is of another model"));
     EXPECT_THAT(refusal([](SessionOptions& o) { o.model.parts = "anfsgta"; }),
-                HasSubstr("the checkpoint has none"));
+                HasSubstr("is missing; the model has it"));
     EXPECT_THAT(refusal([](SessionOptions& o) { o.optimizer = optim::sgd(); }),
                 HasSubstr("its optimizer is AdamW, that of this run SGD"));
   });

@@ -1,7 +1,5 @@
 // A save that fails says why on every rank and leaves the checkpoint before it.
-#include <fcntl.h>
 #include <linux/capability.h>
-#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,7 +24,7 @@ void expect_step_1_kept(Session& session, const fs::path& folder, const std::str
   session.communicator().barrier();  // rank 0 has removed what was begun
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  EXPECT_THAT(names, ::testing::UnorderedElementsAre("manifest.json", "step-000000001"));
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("checkpoint.json", "step-000000001"));
   session.communicator().barrier();
   EXPECT_EQ(io::load_checkpoint(session.strategy(), folder).step, 1);
 }
@@ -99,26 +97,6 @@ TEST_F(NotSaved, ToAFolderThatCannotBeWrittenTo) {
   });
 }
 
-TEST_F(NotSaved, WhereAnotherRunSavesToo) {
-  const fs::path taken = folder_ / "taken";
-  fs::create_directory(taken);
-  const int other = ::open(taken.c_str(), O_RDONLY | O_DIRECTORY);
-  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
-  on_two_ranks([&](Session& session) {
-    EXPECT_THAT(refusal_of_saving(session, taken, note(2, kMode)),
-                HasSubstr("another run that is going on writes its checkpoints to"));
-    EXPECT_TRUE(fs::is_empty(taken));
-    session.communicator().barrier();
-    ::flock(other, LOCK_UN);
-    session.communicator().barrier();
-    io::save_checkpoint(session.strategy(), taken, note(2, kMode));
-    EXPECT_EQ(io::load_checkpoint(session.strategy(), taken).step, 2);
-    // It is this run's from now on.
-    EXPECT_NE(::flock(other, LOCK_EX | LOCK_NB), 0);
-  });
-  ::close(other);
-}
-
 TEST_F(NotSaved, WithNotesThatDifferOrAreNotText) {
   on_two_ranks([&](Session& session) {
     const int rank = session.communicator().rank();
@@ -137,12 +115,12 @@ TEST_F(NotSaved, OverSomethingElse) {
     const fs::path site = folder_ / "site";
     if (session.communicator().rank() == 0) {
       fs::create_directory(site);
-      write(site / "manifest.json", "{\"name\": \"a web page\"}");
+      write(site / "checkpoint.json", "{\"name\": \"a web page\"}");
     }
     session.communicator().barrier();
     EXPECT_THAT(refusal_of_saving(session, site, note(2, kMode)),
                 HasSubstr("is not of a checkpoint"));
-    EXPECT_EQ(read_bytes(site / "manifest.json"), "{\"name\": \"a web page\"}");
+    EXPECT_EQ(read_bytes(site / "checkpoint.json"), "{\"name\": \"a web page\"}");
     EXPECT_EQ(std::distance(fs::directory_iterator(site), fs::directory_iterator()), 1);
   });
 }
@@ -170,7 +148,7 @@ TEST(CheckpointFolder, HoldsOneCheckpointAndWhatIsNotOurs) {
       write(folder / "run/step-000000007/notes.txt", "mine");
       fs::create_directories(folder / "run/step-000000003");  // left by a save that died
       write(folder / "run/step-000000003/.rank-00000-of-00002.safetensors.99.0", "half");
-      write(folder / "run/.manifest.json.99.0", "half");
+      write(folder / "run/.checkpoint.json.99.0", "half");
     }
     communicator.barrier();
     for (const int step : {3, 3, 4}) {
@@ -179,7 +157,7 @@ TEST(CheckpointFolder, HoldsOneCheckpointAndWhatIsNotOurs) {
       EXPECT_EQ(io::load_checkpoint(session.strategy(), folder / "run").step, step);
     }
     EXPECT_THAT(folder.listing(),
-                ::testing::ElementsAre("run", "run/manifest.json", "run/step-000000004",
+                ::testing::ElementsAre("run", "run/checkpoint.json", "run/step-000000004",
                                        "run/step-000000004/rank-00000-of-00002.safetensors",
                                        "run/step-000000007", "run/step-000000007/notes.txt"));
   });

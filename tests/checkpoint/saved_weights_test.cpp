@@ -10,7 +10,6 @@
 #include <tests/plain/plain_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy_run.hpp>
 #include <tests/support/whole_state.hpp>
@@ -141,8 +140,6 @@ TEST_P(SavedWeights, AreThoseOfTheModuleInEveryWayAndAreReadAgain) {
   const TestFolder folder;
   folder.write("file", "not a folder");
   const auto& [mode, ranks] = GetParam();
-  const bool has_python =
-      run_python("-c 'import sys; sys.exit(sys.version_info < (3, 9))'").code == 0;
   for (const std::string name :
        {"resnet", "lstm", "frozen", "tied", "gpt2_of_units", "deep_llama"}) {
     SCOPED_TRACE(name);
@@ -167,17 +164,6 @@ TEST_P(SavedWeights, AreThoseOfTheModuleInEveryWayAndAreReadAgain) {
       WholeState parameters = all;
       for (const auto& b : run.made.module->named_buffers()) parameters.erase(b.key());
       EXPECT_TRUE(same_state(tensors_in(in("model")), parameters));
-      if (has_python && first) {
-        const ProcessResult ended =
-            run_python(fmt::format("tools/checkpoint/export_checkpoint.py '{}' '{}'",
-                                   in("checkpoint").string(), in("exported").string()));
-        EXPECT_EQ(ended.code, 0) << ended.said;
-        EXPECT_THAT(ended.said,
-                    ::testing::HasSubstr(fmt::format("saved by {} on {} ranks", mode, ranks)));
-        EXPECT_TRUE(same_state(tensors_in(in("exported")), parameters));
-        EXPECT_EQ(safetensors::File(in("exported")).metadata(),
-                  (safetensors::Metadata{{"format", "pt"}}));
-      }
       TrainedRun other(communicator, name, mode == "engine3" ? "engine1" : "engine3");
       for (const char* way : {"dict itself", "dict", "model", "checkpoint"}) {
         SCOPED_TRACE(way);

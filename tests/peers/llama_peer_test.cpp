@@ -65,8 +65,8 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     io::save_model(*strategy, nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
                    from_cpp());
     io::CheckpointInfo info;
-    info.mode = GetParam().mode;
-    if (from_a_checkpoint()) io::save_checkpoint(*strategy, folder_ / "run", info);
+    info.step = 100;
+    if (from_a_checkpoint()) io::save_checkpoint(*strategy, from_checkpoint() / "out/run", info);
   }
 
   // One file, and the tied weight in it under one name.
@@ -87,18 +87,15 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     std::cout << ended.said;
   }
 
-  // The checkpoint of all ranks, put together by our script.
+  // The checkpoint of all ranks, put together by the lines of the documents.
   fs::path export_checkpoint() const {
-    const fs::path folder = folder_ / "from_checkpoint";
-    fs::create_directory(folder);
-    fs::copy(from_cpp() / "config.json", folder);
-    const ProcessResult ended =
-        run_python("tools/checkpoint/export_checkpoint.py " + shell_word(folder_ / "run") + " " +
-                   shell_word(folder / "model.safetensors"));
+    fs::copy(from_cpp() / "config.json", from_checkpoint());
+    const ProcessResult ended = run_lines_of("docs/checkpoints.md", from_checkpoint());
     EXPECT_EQ(ended.code, 0) << ended.said;
-    return folder;
+    return from_checkpoint();
   }
 
+  fs::path from_checkpoint() const { return folder_ / "from_checkpoint"; }
   bool from_a_checkpoint() const { return GetParam().model == "tiny"; }
   static std::string script() {
     return shell_word(fs::canonical(__FILE__).parent_path() / "llama_peer.py") + " ";

@@ -79,7 +79,8 @@ TEST_P(PlainSave, GivesThePositionBackAndRefusesWhatCannotBeSaved) {
       expect_refused(place, {.behind = rank == 0}, {"while training goes on"});
     }
     // A file lies where the folder should be.
-    expect_refused(place / "manifest.json" / "run", {.behind = true}, {"rank 0", "cannot be made"});
+    expect_refused(place / "checkpoint.json" / "run", {.behind = true},
+                   {"rank 0", "cannot be made"});
     run.backward(1);
     expect_refused(place, {.behind = true}, {"save() in the middle of a step"});
     EXPECT_TRUE(run.engine.step());
@@ -101,7 +102,7 @@ TEST_P(PlainSave, KeepsTheLastCheckpointsAndLoadsEach) {
     }
     communicator.barrier();
     EXPECT_THAT(names_in(place),
-                UnorderedElementsAre("manifest.json", "step-000000003", "step-000000003.json",
+                UnorderedElementsAre("checkpoint.json", "step-000000003", "step-000000003.json",
                                      "step-000000004", "step-000000004.json", "step-000000005"));
     PlainRun other(communicator, "gpt2", at_stage(stage));
     for (const int step : {3, 4, 5}) {
@@ -112,11 +113,11 @@ TEST_P(PlainSave, KeepsTheLastCheckpointsAndLoadsEach) {
     }
     other.engine.load(place / "step-000000003.json");
     other.engine.save(place, {.keep = 2});  // of step 3 once more: the last two by time
-    EXPECT_THAT(names_in(place), UnorderedElementsAre("manifest.json", "step-000000003.1",
+    EXPECT_THAT(names_in(place), UnorderedElementsAre("checkpoint.json", "step-000000003.1",
                                                       "step-000000005", "step-000000005.json"));
     communicator.barrier();
     other.engine.save(place);
-    EXPECT_THAT(names_in(place), UnorderedElementsAre("manifest.json", "step-000000003"));
+    EXPECT_THAT(names_in(place), UnorderedElementsAre("checkpoint.json", "step-000000003"));
   });
 }
 
@@ -155,12 +156,12 @@ TEST_P(PlainSave, BehindIsCompletedByAStepALoadAnotherSaveOrTheEnd) {
       PlainRun run(communicator, "gpt2", at_stage(stage));
       run.step(0);
       run.engine.save(place, {.behind = true});
-      EXPECT_FALSE(fs::exists(place / "manifest.json"));
+      EXPECT_FALSE(fs::exists(place / "checkpoint.json"));
       const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
       bool there = false;
       for (int number = 1; !there && std::chrono::steady_clock::now() < limit; ++number) {
         run.step(number);
-        const bool mine = fs::exists(place / "manifest.json");
+        const bool mine = fs::exists(place / "checkpoint.json");
         there = dist::all_gather_scalars(communicator, {mine ? 1.0 : 0.0}).front() > 0;
       }
       EXPECT_EQ(saved_step(), 1);
@@ -219,7 +220,7 @@ TEST_P(PlainSave, BehindToAFullDiskIsAnErrorOfTheNextCallOnAllRanks) {
       disk.reset();
       communicator.barrier();
       EXPECT_EQ(io::read_checkpoint_info(place).step, 1);
-      EXPECT_THAT(names_in(place), UnorderedElementsAre("manifest.json", "step-000000001"));
+      EXPECT_THAT(names_in(place), UnorderedElementsAre("checkpoint.json", "step-000000001"));
       communicator.barrier();
     }
     run.engine.load(place);
@@ -324,13 +325,13 @@ TEST(PlainSaveBehind, OfAnEngineThatAnExceptionEndsIsLeftOut) {
           throw std::runtime_error("the program's own");
         },
         std::runtime_error);
-    EXPECT_FALSE(fs::exists(folder / "run" / "manifest.json"));
+    EXPECT_FALSE(fs::exists(folder / "run" / "checkpoint.json"));
     PlainRun run(communicator, "gpt2", at_stage(3));
     EXPECT_FALSE(run.engine.load(folder / "run"));
     run.step(0);
     run.engine.save(folder / "run");
     EXPECT_THAT(names_in(folder / "run"),
-                UnorderedElementsAre("manifest.json", "step-000000001.1"));
+                UnorderedElementsAre("checkpoint.json", "step-000000001.1"));
   });
 }
 

@@ -50,6 +50,7 @@ inline optim::OptimizerFactory hooked_with_states(const optim::OptimizerFactory&
   struct WithStates final : HookedOptimizer {
     using HookedOptimizer::HookedOptimizer;
     Settings settings() const override { return inner_->settings(); }
+    bool can_offload() const override { return inner_->can_offload(); }
     void load_state(const at::Tensor& p, std::int64_t steps,
                     const std::map<std::string, at::Tensor>& states) override {
       inner_->load_state(p, steps, states);

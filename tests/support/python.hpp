@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,16 @@ inline std::string python() { return base::variable("ZERO_PYTHON").value_or("pyt
 /// Runs it with `arguments`, words for the shell. Blocks until it has ended.
 inline ProcessResult run_python(const std::string& arguments) {
   return run_command(fmt::format("PYTHONDONTWRITEBYTECODE=1 '{}' {}", python(), arguments));
+}
+
+/// Runs the first lines of Python that a document quotes, in `folder`. Blocks until they have
+/// ended.
+inline ProcessResult run_lines_of(const std::string& document,
+                                  const std::filesystem::path& folder) {
+  const std::string text = read_bytes(document), begin = "```python\n";
+  const std::size_t first = text.find(begin) + begin.size();
+  std::ofstream(folder / "lines.py") << text.substr(first, text.find("```", first) - first);
+  return run_command(fmt::format("cd '{}' && '{}' lines.py", folder.string(), python()));
 }
 
 /// Whether it has these packages; looked for without the seconds that importing them takes.

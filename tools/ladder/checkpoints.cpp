@@ -54,9 +54,8 @@ std::string problem_of_resuming(const io::CheckpointInfo& saved, const Options& 
 
 // A run from the start must not take the place of one that could still go on.
 void check_place(const CheckpointOptions& options) {
-  const fs::path manifest = fs::path(options.folder) / "manifest.json";
   std::error_code ignored;
-  if (!fs::exists(manifest, ignored)) return;
+  if (!fs::exists(fs::path(options.folder) / "checkpoint.json", ignored)) return;
   const io::CheckpointInfo there = io::read_checkpoint_info(options.folder);
   if (!options.resume.empty() && fs::equivalent(options.folder, options.resume, ignored)) return;
   throw Error(

@@ -39,7 +39,7 @@ std::string digest(const json& mode) { return mode.at("ranks").at(0).at("digest"
 
 // Steps of the checkpoint that is there; 0 if there is none yet.
 std::int64_t steps_kept(const std::filesystem::path& folder) {
-  if (!std::filesystem::exists(folder / "manifest.json")) return 0;
+  if (!std::filesystem::exists(folder / "checkpoint.json")) return 0;
   return io::read_checkpoint_info(folder).step;
 }
 
@@ -159,15 +159,15 @@ TEST_F(RefusedRun, WithOtherBatchesOrNoneLeft) {
                  "its run was trained on other data");
 }
 
-TEST_F(RefusedRun, FromAManifestThatTheLadderDidNotWrite) {
-  const std::string whole = testing::read_bytes(folder_ / "run/manifest.json");
+TEST_F(RefusedRun, FromACheckpointThatTheLadderDidNotWrite) {
+  const std::string whole = testing::read_bytes(folder_ / "run/checkpoint.json");
   const auto expect_refused_after = [&](const std::function<void(json&)>& change,
                                         const std::string& message) {
-    json manifest = json::parse(whole);
-    manifest.erase("sha256 of the rest");
-    change(manifest);
-    manifest["sha256 of the rest"] = base::Sha256().add(manifest.dump(1) + "\n").hex();
-    folder_.write("run/manifest.json", manifest.dump(1) + "\n");
+    json record = json::parse(whole);
+    record.erase("sha256 of the rest");
+    change(record);
+    record["sha256 of the rest"] = base::Sha256().add(record.dump(1) + "\n").hex();
+    folder_.write("run/checkpoint.json", record.dump(1) + "\n");
     expect_refused(resume_ + "--steps 4", message);
   };
   expect_refused_after([](json& m) { m["run"]["sampler"]["step"] = 4; },
@@ -189,10 +189,10 @@ TEST_F(RefusedRun, WithFoldersOrOptionsThatDoNotFit) {
                  "--checkpoint-every");
   expect_refused("--checkpoint tools/CMakeLists.txt/x", "cannot write 'tools/CMakeLists.txt/x");
   // No checkpoint is there.
-  expect_refused("--resume '" + folder_.path().string() + "'", "manifest.json: cannot be opened");
-  folder_.write("manifest.json", "{}");
-  expect_refused("--resume '" + folder_.path().string() + "'", "is not the manifest of a check");
-  expect_refused("--checkpoint '" + folder_.path().string() + "'", "is not the manifest of a che");
+  expect_refused("--resume '" + folder_.path().string() + "'", "checkpoint.json: cannot be opened");
+  folder_.write("checkpoint.json", "{}");
+  expect_refused("--resume '" + folder_.path().string() + "'", "is not of a checkpoint");
+  expect_refused("--checkpoint '" + folder_.path().string() + "'", "is not of a checkpoint");
 }
 
 }  // namespace

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <functional>
 #include <regex>
+#include <set>
 #include <system_error>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/io/checkpoint_files.hpp>
-#include <zero/io/checkpoint_manifest.hpp>
 
 namespace zero::io::checkpoint {
 
@@ -17,17 +17,34 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Regular expressions here are never destroyed: a static engine saves while the program ends.
-
 [[noreturn]] void refuse_folder(const fs::path& path, const std::error_code& code) {
   throw Error(fmt::format("{}: cannot be made: {}", path.string(), code.message()));
 }
 
+// What lies in a folder under names of this pattern.
+std::vector<fs::path> matching(const fs::path& folder, const char* pattern) {
+  const std::regex names(
+      pattern);  // not a static one: a static engine saves while the program ends
+  std::error_code ignored;
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (std::regex_match(entry.path().filename().string(), names)) found.push_back(entry.path());
+  }
+  return found;
+}
+
 }  // namespace
 
-Fingerprint fingerprint(const fs::path& path) {
+SavedFile fingerprint(const fs::path& path) {
   const base::MappedFile file(path, path.string());
-  return {static_cast<std::int64_t>(file.bytes().size()), base::to_hex(file.sha256())};
+  return {path.filename(), static_cast<std::int64_t>(file.bytes().size()),
+          base::to_hex(file.sha256())};
+}
+
+std::vector<safetensors::File> open_files(const fs::path& step_folder, const Record& record) {
+  std::vector<safetensors::File> files;
+  for (const SavedFile& file : record.files) files.emplace_back(step_folder / file.name);
+  return files;
 }
 
 std::string make_step_folder(const fs::path& folder, std::int64_t step) {
@@ -47,53 +64,43 @@ std::string rank_file_name(int rank, int world_size) {
 }
 
 void remove_step_folder(const fs::path& step_folder) {
-  static const std::regex& ours =
-      *new std::regex(R"(\.?rank-\d+-of-\d+\.safetensors(\.\d+\.\d+)?)");
   std::error_code ignored;
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(step_folder, ignored)) {
-    if (std::regex_match(entry.path().filename().string(), ours)) found.push_back(entry.path());
+  for (const fs::path& file :
+       matching(step_folder, R"(\.?rank-\d+-of-\d+\.safetensors(\.\d+\.\d+)?)")) {
+    fs::remove(file, ignored);
   }
-  for (const fs::path& path : found) fs::remove(path, ignored);
   fs::remove(step_folder, ignored);  // does nothing if something is left in it
 }
 
-fs::path manifest_at(const fs::path& place) {
-  return fs::is_regular_file(place) ? place : place / kManifestFile;
+fs::path record_at(const fs::path& place) {
+  if (fs::is_regular_file(place)) return place;
+  const fs::path record = place / kRecordFile, old = place / kRecordOfVersion1;
+  return fs::exists(old) && !fs::exists(record) ? old : record;
 }
 
-std::string older_manifest_name(const std::string& step_folder) { return step_folder + ".json"; }
+std::string older_record_name(const std::string& step_folder) { return step_folder + ".json"; }
 
-std::vector<std::string> older_checkpoints(const fs::path& folder) {
-  static const std::regex& older = *new std::regex(R"(step-\d+(\.\d+)?\.json)");
+void remove_older(const fs::path& folder, const std::string& newest, int keep) {
   std::error_code ignored;
-  std::vector<std::pair<fs::file_time_type, std::string>> found;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    if (!std::regex_match(entry.path().filename().string(), older)) continue;
-    found.emplace_back(entry.last_write_time(ignored), entry.path().stem().string());
+  std::vector<std::pair<fs::file_time_type, fs::path>> older;
+  for (const fs::path& record : matching(folder, R"(step-\d+(\.\d+)?\.json)")) {
+    older.emplace_back(fs::last_write_time(record, ignored), record);
   }
-  std::ranges::sort(found, std::greater());
-  std::vector<std::string> names;
-  for (const auto& [time, name] : found) names.push_back(name);
-  return names;
-}
-
-void remove_step_folders(const fs::path& folder, const std::set<std::string>& keep) {
-  static const std::regex& step = *new std::regex(R"(step-\d+(\.\d+)?)");
-  static const std::regex& unfinished =
-      *new std::regex(R"(\.(manifest|step-\d+(\.\d+)?)\.json\.\d+\.\d+)");
-  std::error_code ignored;
-  for (const std::string& name : older_checkpoints(folder)) {
-    if (!keep.contains(name)) fs::remove(folder / older_manifest_name(name), ignored);
-  }
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) found.push_back(entry.path());
-  for (const fs::path& path : found) {
-    const std::string name = path.filename().string();
-    if (std::regex_match(name, unfinished)) fs::remove(path, ignored);
-    if (!keep.contains(name) && std::regex_match(name, step) && !fs::is_symlink(path, ignored)) {
-      remove_step_folder(path);
+  std::ranges::sort(older, std::greater());
+  std::set<std::string> kept = {newest};
+  for (const auto& [time, record] : older) {
+    if (std::ssize(kept) < keep) {
+      kept.insert(record.stem());
+    } else {
+      fs::remove(record, ignored);
     }
+  }
+  for (const fs::path& unfinished :
+       matching(folder, R"(\.(checkpoint|step-\d+(\.\d+)?)\.json\.\d+\.\d+)")) {
+    fs::remove(unfinished, ignored);
+  }
+  for (const fs::path& step : matching(folder, R"(step-\d+(\.\d+)?)")) {
+    if (!kept.contains(step.filename()) && !fs::is_symlink(step, ignored)) remove_step_folder(step);
   }
 }
 

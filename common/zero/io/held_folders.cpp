@@ -1,15 +1,10 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <mutex>
 
 #include <zero/base/error.hpp>
-#include <zero/base/system_call.hpp>
 #include <zero/io/held_folders.hpp>
 
 namespace zero::io {
@@ -44,8 +39,6 @@ bool is_of_another(const fs::path& place, const Model& model) {
 
 void hold_folder(const fs::path& folder, const train::Strategy& strategy) {
   const std::lock_guard lock(held_mutex);
-  std::error_code ignored;
-  fs::create_directories(folder, ignored);  // the write that follows reports the error
   const fs::path place = place_of(folder);
   const Model model = model_of(strategy);
   if (is_of_another(place, model)) {
@@ -53,20 +46,6 @@ void hold_folder(const fs::path& folder, const train::Strategy& strategy) {
         fmt::format("another engine of this program saves its checkpoints to {}, and each would "
                     "remove the other's; give each a folder of its own",
                     folder.string()));
-  }
-  if (!held().contains(place)) {
-    const int file = base::uninterrupted(
-        [&] { return ::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-    if (file < 0) return;
-    // Ignore file systems without locks.
-    if (base::uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) != 0 &&
-        errno == EWOULDBLOCK) {
-      ::close(file);
-      throw Error(
-          fmt::format("another run that is going on writes its checkpoints to {}; give each a "
-                      "folder of its own",
-                      folder.string()));
-    }
   }
   held().insert_or_assign(place, model);
 }

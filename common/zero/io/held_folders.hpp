@@ -7,9 +7,8 @@
 /// Whose checkpoints a folder has, in this process. Called on rank 0.
 namespace zero::io {
 
-/// Locks the folder for the life of this process, in which it belongs to the model of `strategy` as
-/// long as that lives: others would remove its checkpoints. Makes the folder.
-/// @throws zero::Error if another process has locked it, or another model that lives has it.
+/// From now on the folder belongs to the model of `strategy` as long as that lives: others would
+/// remove its checkpoints. @throws zero::Error if it belongs to another model that lives.
 void hold_folder(const std::filesystem::path& folder, const train::Strategy& strategy);
 
 /// @throws zero::Error if the folder belongs to another model that lives, and one of its own to the

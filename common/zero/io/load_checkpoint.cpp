@@ -1,16 +1,19 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <set>
+#include <algorithm>
+#include <map>
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/base/sha256.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_files.hpp>
-#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/checkpoint_pieces.hpp>
 #include <zero/io/load_checkpoint.hpp>
+#include <zero/io/own_tensors.hpp>
+#include <zero/io/weights_fit.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::io {
 
@@ -25,43 +28,63 @@ using States = std::map<std::string, at::Tensor>;
 class Loader {
  public:
   Loader(train::Strategy& strategy, const fs::path& place)
-      : strategy_(strategy),
-        manifest_path_(manifest_at(place)),
-        rank_(strategy.mesh().world().rank()),
-        size_(strategy.mesh().world().size()) {}
+      : strategy_(strategy), path_(record_at(place)), rank_(strategy.mesh().world().rank()) {}
 
-  /// Reads the manifest; returns its digest.
-  std::string read_manifest() {
-    const std::string text = base::read_file(manifest_path_, manifest_path_.string());
-    manifest_ = manifest_from(text, manifest_path_.string());
+  /// Reads checkpoint.json; returns its digest.
+  std::string read_record() {
+    const std::string text = base::read_file(path_, path_.string());
+    record_ = record_from(text, path_.string());
+    const std::string ours = strategy_.optimizer().settings().kind;
+    const std::string& theirs = record_.info.optimizer.kind;
+    if (theirs != ours) {
+      throw Error(fmt::format("its optimizer is {}, that of this run {}", theirs,
+                              ours.empty() ? "of another kind" : ours));
+    }
     return base::Sha256().add(text).hex();
   }
 
-  void check_model(const LoadOptions& options) const {
-    check_same_model(manifest_, parameters_of(strategy_), saved_buffers(buffers_of(strategy_)),
-                     options.convert_dtype);
-    const std::string ours = strategy_.optimizer().settings().kind;
-    if (manifest_.info.optimizer.kind != ours) {
-      throw Error(fmt::format("its optimizer is {}, that of this run {}",
-                              manifest_.info.optimizer.kind,
-                              ours.empty() ? "of another kind" : ours));
+  /// Checks this rank's share of the files. Before any header is read, which would be refused for
+  /// another reason where it was altered.
+  void check_files() const {
+    const auto ranks = static_cast<std::size_t>(strategy_.mesh().world().size());
+    for (auto k = static_cast<std::size_t>(rank_); k < record_.files.size(); k += ranks) {
+      const SavedFile &right = record_.files[k], there = fingerprint(step_folder() / right.name);
+      if (there.bytes == right.bytes && there.sha256 == right.sha256) continue;
+      throw Error(fmt::format(
+          "{}: {}, or is of another checkpoint: it has {} bytes with the SHA-256 {}, {} says {} "
+          "and {}",
+          (step_folder() / right.name).string(),
+          there.bytes == right.bytes ? "was altered" : "it was cut short", there.bytes,
+          there.sha256, kRecordFile, right.bytes, right.sha256));
     }
   }
 
-  /// Checks and opens the files that this rank reads from.
-  void open_files() {
-    std::set<int> wanted = sources();
-    for (const SavedFile& file : manifest_.files) {
-      // One rank also checks each file that no rank needs.
-      if (wanted.contains(file.rank) || file.rank % size_ == rank_) check(file);
-      if (wanted.contains(file.rank)) files_.emplace(file.rank, path_of(file));
+  /// Compares what all files say of themselves with the model.
+  void read_headers(const LoadOptions& options) {
+    files_ = open_files(step_folder(), record_);
+    saved_ = tensors_in(files_);
+    const std::string name = rank_file_name(rank_, record_.info.world_size);
+    const auto own = std::ranges::find(record_.files, name, &SavedFile::name);
+    if (own != record_.files.end()) {
+      buffers_from_ = static_cast<std::size_t>(own - record_.files.begin());
     }
-    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      for (const RankRange& run : manifest_.parameters[i].runs) {
-        if (files_.contains(run.rank)) check_tensors(manifest_.parameters[i], run);
-      }
+    const std::vector<safetensors::Spec> theirs = saved_specs(), ours = specs_of(strategy_);
+    WeightsFit may;
+    for (const nn::Parameter& p : strategy_.stage_of_model().whole().parameters) {
+      if (p.numel() > 0) continue;
+      // No rank updates a parameter of no elements, so no file need have it.
+      may.missing.push_back(p.name);
+      saved_[p.name].try_emplace(kParameterKind);
     }
-    for (const SavedBuffer& b : manifest_.buffers) check_tensor(buffers_from(), kBufferKind, b);
+    fit_weights("it is of another model: its tensors", theirs, ours, may);
+    for (const safetensors::Spec& spec : ours) {
+      const auto it = std::ranges::find(theirs, spec.name, &safetensors::Spec::name);
+      if (it == theirs.end() || it->dtype == spec.dtype || options.convert_dtype) continue;
+      throw Error(
+          fmt::format("'{}' is {} in the checkpoint and {} in the model; it is converted if "
+                      "convert_dtype is set",
+                      spec.name, c10::toString(it->dtype), c10::toString(spec.dtype)));
+    }
   }
 
   /// The states of this rank's pieces, in memory but not yet the optimizer's; not those that go to
@@ -78,30 +101,43 @@ class Loader {
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
     const bool offloaded = strategy_.optimizer().is_offloaded();
     for (std::size_t i = 0; i < states_.size(); ++i) {
-      copy(i, kParameterKind, flat(strategy_.local_shard(i)));
+      read(i, kParameterKind, flat(strategy_.local_shard(i)));
       const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;
-      strategy_.optimizer().load_state(piece.tensor, saved_of(i).steps,
+      strategy_.optimizer().load_state(piece.tensor, saved(i).at(kParameterKind).steps,
                                        offloaded ? states_of(i) : states_[i]);
     }
     for (const auto& [name, buffer] : buffers_of(strategy_)) {
-      files_.at(buffers_from()).read_into(stored_name(kBufferKind, name), buffer);
+      files_[buffers_from_].read_into(stored_name(kBufferKind, name), buffer);
     }
     strategy_.zero_grad();
     strategy_.passes().weights_changed();
   }
 
-  const CheckpointInfo& info() const { return manifest_.info; }
+  const CheckpointInfo& info() const { return record_.info; }
 
  private:
-  fs::path path_of(const SavedFile& file) const {
-    return manifest_path_.parent_path() / manifest_.folder / file.name;
+  fs::path step_folder() const { return path_.parent_path() / record_.folder; }
+
+  // Of parameters, and of the buffers that this rank gets.
+  std::vector<safetensors::Spec> saved_specs() const {
+    std::vector<safetensors::Spec> specs;
+    for (const auto& [name, kinds] : saved_) {
+      const auto p = kinds.find(kParameterKind);
+      if (p != kinds.end()) specs.push_back({name, p->second.dtype, p->second.shape});
+    }
+    const std::string prefix = stored_name(kBufferKind, "");
+    for (const std::string& name : files_.at(buffers_from_).names()) {
+      if (!name.starts_with(prefix)) continue;
+      specs.push_back(files_[buffers_from_].info(name));
+      specs.back().name.erase(0, prefix.size());
+    }
+    return specs;
   }
-  int buffers_from() const { return rank_ < manifest_.info.world_size ? rank_ : 0; }
 
   // The checkpoint has the whole model; this rank's list may be that of a stage.
-  const SavedParameter& saved_of(std::size_t i) const {
-    return manifest_.parameters[strategy_.stage_of_model().place(i)];
+  const SavedTensors& saved(std::size_t i) const {
+    return saved_.at(strategy_.list().parameters[i].name);
   }
 
   // What this rank updates of its parameter `i`: nothing of a copy that another stage trains.
@@ -114,108 +150,44 @@ class Loader {
     const train::ParameterShard part = flat(updated(i));
     if (!part.tensor.defined()) return states;
     const memory::Charge charge(memory::Category::kOptimizer);
-    const SavedParameter& saved = saved_of(i);
-    for (const auto& [name, dtype] : saved.states) {
+    for (const auto& [kind, state] : saved(i)) {
+      if (kind == kParameterKind) continue;
       // States with the parameter's dtype are converted with it.
-      const at::ScalarType type =
-          dtype == saved.dtype ? part.tensor.scalar_type() : dtype_in_file(saved, name);
-      at::Tensor state = at::empty({part.tensor.numel()}, part.tensor.options().dtype(type));
-      copy(i, name, {state, part.begin});
-      states[name] = state;
+      const bool converts = state.dtype == saved(i).at(kParameterKind).dtype;
+      const at::ScalarType type = converts ? part.tensor.scalar_type() : state.dtype;
+      states[kind] = at::empty({part.tensor.numel()}, part.tensor.options().dtype(type));
+      read(i, kind, {states[kind], part.begin});
     }
     return states;
   }
 
-  // The ranks that saved what this one needs.
-  std::set<int> sources() const {
-    std::set<int> ranks;
-    for (std::size_t i = 0; i < strategy_.list().size(); ++i) {
-      for (const train::ParameterShard& mine : {strategy_.local_shard(i), strategy_.piece(i)}) {
-        const auto range = range_of(mine);
-        for (const RankRange& run : saved_of(i).runs) {
-          if (range) in_common(i, run, *range, [&](auto...) { ranks.insert(run.rank); });
-        }
-      }
-    }
-    if (!manifest_.buffers.empty()) ranks.insert(buffers_from());
-    return ranks;
-  }
-
-  void check(const SavedFile& file) const {
-    const auto [bytes, sha256] = fingerprint(path_of(file));
-    if (bytes == file.bytes && sha256 == file.sha256) return;
-    throw Error(fmt::format(
-        "{}: {}, or is of another checkpoint: it has {} bytes with the SHA-256 {}, the manifest "
-        "says {} and {}",
-        path_of(file).string(), bytes == file.bytes ? "was altered" : "it was cut short", bytes,
-        sha256, file.bytes, file.sha256));
-  }
-
-  void check_tensors(const SavedParameter& saved, const RankRange& run) const {
-    const std::vector<std::int64_t> flat = {run.range.size};
-    check_tensor(run.rank, kParameterKind, {saved.name, flat, saved.dtype});
-    for (const auto& [name, dtype] : saved.states) {
-      check_tensor(run.rank, name, {saved.name, flat, dtype});
-    }
-  }
-
-  void check_tensor(int rank, const std::string& kind, const SavedBuffer& saved) const {
-    const safetensors::File& file = files_.at(rank);
-    const auto& entry = file.info(stored_name(kind, saved.name));
-    // The manifest has a shape for buffers, and a number of elements for tensors of a parameter.
-    const bool fits =
-        kind == kBufferKind ? entry.shape == saved.shape : entry.elements() == saved.shape.front();
-    if (fits && c10::toString(entry.dtype) == saved.dtype) return;
-    throw Error(
-        fmt::format("{}: '{}' is not what the manifest says", file.path().string(), entry.name));
-  }
-
-  at::ScalarType dtype_in_file(const SavedParameter& saved, const std::string& kind) const {
-    for (const RankRange& run : saved.runs) {
-      if (files_.contains(run.rank)) {
-        return files_.at(run.rank).info(stored_name(kind, saved.name)).dtype;
-      }
-    }
-    return at::kFloat;  // a parameter of no elements
-  }
-
-  // What a run of parameter `i` and a range of this rank's part have in common; see
-  // for_each_common().
-  template <typename Function>
-  void in_common(std::size_t i, const RankRange& run, const Range& range, Function function) const {
-    const SavedParameter& saved = saved_of(i);
-    const nn::TensorPlacement& ours = strategy_.list().parameters[i].placement;
-    for_each_common(saved.shape, saved.cut, run.part, run.range, cut_of(ours), ours.part(), range,
-                    function);
-  }
-
-  // Copies the elements of `target`, and no others, from the files that hold them.
-  void copy(std::size_t i, const std::string& kind, const train::ParameterShard& target) const {
-    const auto range = range_of(target);
-    if (!range) return;
-    const std::string name = stored_name(kind, saved_of(i).name);
-    for (const RankRange& run : saved_of(i).runs) {
-      in_common(i, run, *range, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-        files_.at(run.rank).read_range_into(name, from - run.range.begin,
-                                            target.tensor.narrow(0, to - target.begin, n));
-      });
+  // Copies the elements of `part`, and no others, from the files that have them.
+  void read(std::size_t i, const std::string& kind, const train::ParameterShard& part) const {
+    if (!part.tensor.defined()) return;
+    const nn::Parameter& p = strategy_.list().parameters[i];
+    const SavedTensor& from = saved(i).at(kind);
+    const Piece mine = piece_of(p.placement, part.begin, part.tensor.numel());
+    for (const Copy& c : copies(runs_of(from.shape, from.pieces), runs_of(from.shape, {mine}))) {
+      files_[c.file].read_range_into(stored_name(kind, p.name), c.from,
+                                     part.tensor.narrow(0, c.to, c.size));
     }
   }
 
   train::Strategy& strategy_;
-  fs::path manifest_path_;
+  fs::path path_;
   int rank_;
-  int size_;
-  Manifest manifest_;
-  std::map<int, safetensors::File> files_;  // by the rank that saved
-  std::vector<States> states_;              // by parameter of this rank's list
+  Record record_;
+  std::vector<safetensors::File> files_;       // in the order of the record
+  std::map<std::string, SavedTensors> saved_;  // by parameter of the whole model
+  std::size_t buffers_from_ = 0;               // the file
+  std::vector<States> states_;                 // by parameter of this rank's list
 };
 
 }  // namespace
 
 CheckpointInfo read_checkpoint_info(const fs::path& folder) {
-  const fs::path path = manifest_at(folder);
-  return manifest_from(base::read_file(path, path.string()), path.string()).info;
+  const fs::path path = record_at(folder);
+  return record_from(base::read_file(path, path.string()), path.string()).info;
 }
 
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
@@ -224,17 +196,17 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
   dist::Communicator& ranks = strategy.mesh().world();
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   Loader loader(strategy, folder);
-  const auto digests = on_all_ranks(ranks, what, [&] { return loader.read_manifest(); });
+  const auto digests = on_all_ranks(ranks, what, [&] { return loader.read_record(); });
   for (std::size_t rank = 1; rank < digests.size(); ++rank) {
     if (digests[rank] == digests[0]) continue;
     throw Error(
-        fmt::format("{}: rank 0 and rank {} see different checkpoints (manifests with "
-                    "SHA-256 {} and {}); all ranks must see the same folder",
-                    what, rank, digests[0], digests[rank]));
+        fmt::format("{}: rank 0 and rank {} see different checkpoints ({} with SHA-256 {} and {}); "
+                    "all ranks must see the same folder",
+                    what, rank, kRecordFile, digests[0], digests[rank]));
   }
+  run_on_all_ranks(ranks, what, [&] { loader.check_files(); });
   run_on_all_ranks(ranks, what, [&] {
-    loader.check_model(options);
-    loader.open_files();
+    loader.read_headers(options);
     loader.read_states();
   });
   strategy.change_on_all_ranks(what + ", the model is partly loaded, load another",

@@ -12,13 +12,13 @@ struct LoadOptions {
   bool convert_dtype = false;
 };
 
-/// Reads what the manifest in `folder`, or the manifest `folder`, says about the run that saved it,
-/// and no other file. Uses no tensor and no other rank, so that a program can refuse a checkpoint
-/// before it trains. @throws zero::Error if there is no manifest, or one that load_checkpoint()
-/// would refuse.
+/// Reads what checkpoint.json in `folder`, or the record `folder` of an older checkpoint, says
+/// about the run that saved it, and no other file. Uses no tensor and no other rank, so that a
+/// program can refuse a checkpoint before it trains. @throws zero::Error if there is none, or one
+/// that load_checkpoint() would refuse.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 
-/// Loads the checkpoint in `folder`, or the older one whose manifest `folder` is
+/// Loads the checkpoint in `folder`, or the older one whose record `folder` is
 /// (folder/step-000000012.json), into the model and the optimizer, on any numbers of ranks of a
 /// data, a tensor and a pipeline axis, and under any strategy; returns the state of the run. Called
 /// by all ranks of all axes, between steps, on the same model and kind of optimizer; blocks.
@@ -29,14 +29,14 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 /// later sums over ranks may round differently. At another world size a rank gets the buffers of
 /// the same rank, or of rank 0 if that rank did not exist.
 ///
-/// Each rank checks the SHA-256 of the files that it reads from (ranks share the check of files
-/// that none reads), and copies only the elements that it keeps. The optimizer's states are in
-/// memory before the first parameter is changed.
+/// Each rank checks the SHA-256 of its share of the files, reads the headers of all of them, and
+/// copies only the elements that it keeps. The optimizer's states are in memory before the first
+/// parameter is changed.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, before anything has changed,
-/// if there is no checkpoint; a file is missing, cut short, altered or from another run; the format
-/// version is unknown; the model or the kind of optimizer differs; a dtype differs, unless
-/// `options` allow it; or ranks see different checkpoints.
+/// if there is no checkpoint; a file is missing, cut short, altered or from another run; elements
+/// are in no file or in several; the format version is unknown; the model or the kind of optimizer
+/// differs; a dtype differs, unless `options` allow it; or ranks see different checkpoints.
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                                const LoadOptions& options = {});
 

@@ -17,16 +17,17 @@ namespace zero::io {
 /// that of the whole model.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be
-/// written to or is full, it holds a manifest.json of something else, another process saves to it
-/// or this one has saved another model to it that still lives, `info` or `keep` differs between
-/// ranks, `keep` is below 1, a weight is infinite or NaN, or the optimizer's state cannot be saved.
-/// The earlier checkpoints then stay whole.
+/// written to or is full, it holds a checkpoint.json of something else or a checkpoint of format
+/// version 1, this process has saved another model to it that still lives, `info` or `keep` differs
+/// between ranks, `keep` is below 1, a weight is infinite or NaN, the optimizer's state cannot be
+/// saved, or ranks differ in how often a parameter was updated. The earlier checkpoints then stay
+/// whole.
 void save_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                      const CheckpointInfo& info, int keep = 1);
 
 /// A checkpoint that is written while training goes on. It has the bytes that save_checkpoint()
-/// would write when it is made. One may be pending for a folder. Until finish() has renamed the
-/// manifest, the checkpoint before is the one that loads.
+/// would write when it is made. One may be pending for a folder. Until finish() has renamed
+/// checkpoint.json, the checkpoint before is the one that loads.
 class PendingCheckpoint {
  public:
   /// Copies what this rank writes to the host's memory, and begins to write the copy on a thread.
@@ -44,8 +45,8 @@ class PendingCheckpoint {
   /// Whether finish() need not wait: the threads of all ranks have ended, or one has failed. Called
   /// by all ranks, which exchange a number.
   bool is_written();
-  /// Waits for the threads, writes the manifest, and removes older checkpoints. Called once, by all
-  /// ranks. @throws zero::Error as save_checkpoint(), also for what happened on a thread.
+  /// Waits for the threads, writes checkpoint.json, and removes older checkpoints. Called once, by
+  /// all ranks. @throws zero::Error as save_checkpoint(), also for what happened on a thread.
   void finish();
 
  private:

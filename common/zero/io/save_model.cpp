@@ -6,10 +6,10 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/own_tensors.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/io/weights_fit.hpp>
-#include <zero/io/whole_parameters.hpp>
+#include <zero/io/whole_values.hpp>
 #include <zero/safetensors/format.hpp>
 #include <zero/safetensors/writer.hpp>
 
@@ -27,7 +27,7 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
   std::optional<base::AtomicFile> config_file;
   constexpr const char* kFailure = "the model could not be saved";
   dist::run_on_all_ranks(ranks, kFailure, [&] {
-    checkpoint::check_weights(strategy);
+    check_weights(strategy);
     if (!writes) return;
     std::error_code ignored;  // the write that follows reports the error
     std::filesystem::create_directories(folder, ignored);
@@ -37,18 +37,10 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
     config_file->write(text.data(), length, /*offset=*/0);
   });
   base::KeptError problem;
-  {
-    WholeParameters parameters(strategy, WholeOn::kFirstRank);
-    for (const nn::UnitInfo& unit : whole.units) {
-      for (const std::size_t g : unit.parameters) {
-        const at::Tensor tensor = parameters.collect(g);
-        if (!writes || problem.is_there()) continue;
-        problem.keep([&] { weights->write(whole.parameters[g].name, tensor); });
-      }
-      // No rank waits for longer than one unit takes to be written.
-      if (strategy.mesh().pipeline().size() > 1) ranks.barrier();
-    }
-  }
+  whole_values(strategy, WholeOn::kFirstRank, [&](std::size_t g, const at::Tensor& tensor) {
+    if (problem.is_there()) return;
+    problem.keep([&] { weights->write(whole.parameters[g].name, tensor); });
+  });
   dist::run_on_all_ranks(ranks, kFailure, [&] {
     problem.rethrow();
     if (!writes) return;

@@ -8,17 +8,17 @@
 #include <zero/base/error.hpp>
 #include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/own_tensors.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/io/weights_fit.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/safetensors/format.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::io {
 namespace {
 
-using checkpoint::buffers_of;
 using safetensors::NamedTensors;
 using safetensors::Spec;
 
@@ -44,14 +44,6 @@ Source source_of(const safetensors::Folder& folder) {
   Source source{{}, [folder](const auto& name, const auto& out) { folder.read_into(name, out); }};
   for (const std::string& name : folder.names()) source.specs.push_back(folder.info(name));
   return source;
-}
-
-// Of parameters and buffers.
-std::vector<Spec> specs_of(train::Strategy& strategy) {
-  std::vector<Spec> specs = io::specs_of(strategy.list());
-  for (const Spec& buffer : safetensors::specs_of(buffers_of(strategy), "the model"))
-    specs.push_back(buffer);
-  return specs;
 }
 
 // Writes the values of rank 0 into the parameters, unit by unit, and into the buffers. All ranks go
@@ -114,15 +106,9 @@ NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
   const bool keeps = everywhere || world.rank() == 0;
   const nn::ParameterList& whole = strategy.stage_of_model().whole();
   NamedTensors dict(keeps ? whole.size() : 0);
-  {
-    WholeParameters parameters(strategy, ranks);
-    for (const nn::UnitInfo& unit : whole.units) {
-      for (const std::size_t g : unit.parameters) {
-        const at::Tensor tensor = parameters.collect(g);
-        if (keeps) dict[g] = {whole.parameters[g].name, copy_of(tensor)};
-      }
-    }
-  }
+  whole_values(strategy, ranks, [&](std::size_t g, const at::Tensor& tensor) {
+    dict[g] = {whole.parameters[g].name, copy_of(tensor)};
+  });
   if (!keeps) return dict;
   for (const auto& [name, buffer] : buffers_of(strategy)) dict.emplace_back(name, copy_of(buffer));
   return dict;
@@ -132,7 +118,7 @@ std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strateg
   strategy.verify_weights();
   std::map<std::string, train::ParameterShard> shards;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const train::ParameterShard mine = checkpoint::flat(strategy.local_shard(i));
+    const train::ParameterShard mine = flat(strategy.local_shard(i));
     if (!mine.tensor.defined()) continue;
     shards[strategy.list().parameters[i].name] = {copy_of(mine.tensor), mine.begin};
   }

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include <zero/io/whole_parameters.hpp>
+#include <zero/io/whole_values.hpp>
 #include <zero/safetensors/safetensors.hpp>
 
 /// The weights of a model as tensors by name, without optimizer states. Names are those of the

@@ -1,5 +1,4 @@
 #include <ATen/ops/empty.h>
-#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <zero/base/error.hpp>
@@ -46,13 +45,6 @@ at::Tensor TensorPlacement::whole_of(const at::Tensor& part) const {
   axis->all_gather(all, mine.contiguous(), dist::Purpose::kParameter).wait();
   axis->synchronize();  // the host may be about to read
   return all.movedim(0, dim).flatten(dim, dim + 1).contiguous();
-}
-
-PartRuns::PartRuns(at::IntArrayRef whole, int dim, int parts) {
-  const auto from = [&](std::size_t first) { return c10::multiply_integers(whole.slice(first)); };
-  const auto d = static_cast<std::size_t>(dim < 0 ? 0 : dim);
-  whole_run = whole.empty() ? 1 : from(d);
-  run = whole_run / parts;
 }
 
 }  // namespace zero::nn

@@ -38,13 +38,4 @@ struct TensorPlacement {
   at::Tensor whole_of(const at::Tensor& part) const;
 };
 
-/// Elements of a parameter of these sizes as runs: of each index before `dim`, the elements of a
-/// part follow each other. In the part flattened, run o is [o * run, (o + 1) * run). In the whole
-/// flattened, it begins at o * whole_run + part * run.
-struct PartRuns {
-  PartRuns(at::IntArrayRef whole, int dim, int parts);
-  std::int64_t run;        ///< elements of a run
-  std::int64_t whole_run;  ///< elements of the whole from one run to the next
-};
-
 }  // namespace zero::nn

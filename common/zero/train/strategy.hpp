@@ -141,6 +141,9 @@ class Strategy : public Shards, protected PassHooks {
   /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
   /// the stage keeps parameters whole. After a change all ranks call passes().weights_changed().
   virtual ParameterShard local_shard(std::size_t index) const;
+  /// The part of parameter `index` that a checkpoint gets from this rank: the ranks of
+  /// shard_group() together have each element once, also of a parameter that none of them updates.
+  virtual ParameterShard to_save(std::size_t index) const { return piece(index); }
   /// Whether ranks own different parameters. The same answer on all ranks.
   bool sharded() const override { return false; }
   /// See Shards.

@@ -100,6 +100,10 @@ ParameterShard FlatParameterList::local_shard(std::size_t index) const {
   return buffers_[places_[index].buffer].local_shard(places_[index].member);
 }
 
+ParameterShard FlatParameterList::to_save(std::size_t index) const {
+  return buffers_[places_[index].buffer].to_save(places_[index].member);
+}
+
 void FlatParameterList::collect(std::size_t index) {
   FlatParameters& buffer = buffers_[places_[index].buffer];
   if (!buffer.trainable()) {

@@ -41,6 +41,7 @@ class FlatParameterList {
   /// See FlatParameters, for parameter `index` of the list.
   ParameterShard piece(std::size_t index) const;
   ParameterShard local_shard(std::size_t index) const;
+  ParameterShard to_save(std::size_t index) const;
   /// Throws zero::Error for a parameter that was frozen when it was flattened.
   void collect(std::size_t index);
 

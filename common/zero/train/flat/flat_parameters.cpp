@@ -335,7 +335,11 @@ void FlatParameters::keep_shard_of_buffer() {
 }
 
 ParameterShard FlatParameters::local_shard(std::size_t m) const {
-  if (!shards_parameters()) return {memory::raw(tensor(m)), 0};
+  return shards_parameters() ? share(m) : ParameterShard{memory::raw(tensor(m)), 0};
+}
+
+// Undefined if this rank's shard has nothing of the member.
+ParameterShard FlatParameters::share(std::size_t m) const {
   const at::Tensor mine = mine_of_shard(shard_, m);
   return mine.numel() == 0 ? ParameterShard{} : ParameterShard{mine, my_range(m).begin};
 }

@@ -133,6 +133,10 @@ class FlatParameters {
   std::vector<at::Tensor> updated() const;
   /// The part of member `m` that this rank keeps between steps, whether it updates it or not.
   ParameterShard local_shard(std::size_t m) const;
+  /// See Strategy::to_save().
+  ParameterShard to_save(std::size_t m) const {
+    return pieces_[m].tensor.defined() ? pieces_[m] : share(m);
+  }
 
   /// The place of member `m`'s gradient in the gradient buffer, which the first call allocates.
   at::Tensor gradient_view(std::size_t m);
@@ -163,6 +167,7 @@ class FlatParameters {
   }
   at::Tensor mine_of_full(std::size_t m) const;
   at::Tensor mine_of_shard(const at::Tensor& shard, std::size_t m) const;
+  ParameterShard share(std::size_t m) const;
   void make_transfers();
   void start(ParameterTransfer& transfer);
   std::unique_ptr<AllGather> all_gather() const;

@@ -2,37 +2,16 @@
 #include <fmt/format.h>
 
 #include <zero/base/error.hpp>
-#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/own_tensors.hpp>
+#include <zero/io/weights_fit.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/safetensors/format.hpp>
 
-namespace zero::io::checkpoint {
+namespace zero::io {
 
 train::ParameterShard flat(const train::ParameterShard& shard) {
   if (!shard.tensor.defined()) return {};
   return {memory::raw(shard.tensor).view({-1}), shard.begin};
-}
-
-std::optional<Range> range_of(const train::ParameterShard& shard) {
-  if (!shard.tensor.defined()) return std::nullopt;
-  return Range{shard.begin, shard.tensor.numel()};
-}
-
-Cut cut_of(const nn::TensorPlacement& placement) {
-  return placement.parts() > 1 ? Cut{placement.dim, placement.parts()} : Cut();
-}
-
-std::vector<SavedParameter> parameters_of(const train::Strategy& strategy) {
-  std::vector<SavedParameter> all;
-  for (const nn::Parameter& p : strategy.stage_of_model().whole().parameters) {
-    all.push_back({p.name,
-                   p.whole_sizes(),
-                   c10::toString(p.tensor.scalar_type()),
-                   0,
-                   {},
-                   {},
-                   cut_of(p.placement)});
-  }
-  return all;
 }
 
 safetensors::NamedTensors buffers_of(train::Strategy& strategy) {
@@ -43,12 +22,11 @@ safetensors::NamedTensors buffers_of(train::Strategy& strategy) {
   return all;
 }
 
-std::vector<SavedBuffer> saved_buffers(const safetensors::NamedTensors& buffers) {
-  std::vector<SavedBuffer> all;
-  for (const auto& [name, buffer] : buffers) {
-    all.push_back({name, buffer.sizes().vec(), c10::toString(buffer.scalar_type())});
-  }
-  return all;
+std::vector<safetensors::Spec> specs_of(train::Strategy& strategy) {
+  std::vector<safetensors::Spec> specs = specs_of(strategy.stage_of_model().whole());
+  const auto buffers = safetensors::specs_of(buffers_of(strategy), "the model");
+  specs.insert(specs.end(), buffers.begin(), buffers.end());
+  return specs;
 }
 
 void check_weights(train::Strategy& strategy) {
@@ -64,4 +42,4 @@ void check_weights(train::Strategy& strategy) {
   }
 }
 
-}  // namespace zero::io::checkpoint
+}  // namespace zero::io
