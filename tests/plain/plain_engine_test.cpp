@@ -216,9 +216,9 @@ TEST_P(PlainEngineOnRanks, TakesAFunctionForAModelThatKnowsItsLossToo) {
       Engine engine(*toy.model, communicator, optim::adamw(), {}, &toy.values);
       for (int step = 0; step < 2; ++step) {
         const data::Batch batch = toy.batch(communicator.rank(), step);
-        engine.backward(by_function ? engine.forward([&] { return toy.model->loss(batch); },
-                                                     batch.loss_terms)
-                                    : engine.forward(batch));
+        engine.backward(
+            by_function ? engine.forward([&] { return toy.model->loss(batch); }, batch.loss_terms)
+                        : engine.forward(batch));
         engine.step();
       }
       return whole_weights(engine.strategy());

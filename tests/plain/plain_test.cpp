@@ -76,7 +76,8 @@ void expect_same_bits_with_units(dist::Communicator& communicator, at::ScalarTyp
     const PlainModule module = made(plain_case(name));
     module.module->to(dtype);
     if (nn::Model* const model = module.model; model != nullptr) {
-      return trained(communicator, *model, [&] { return model->loss({}); }, mode, optimizer);
+      return trained(
+          communicator, *model, [&] { return model->loss({}); }, mode, optimizer);
     }
     nn::PlainModel model(*module.module, plain_case(name).units);
     return trained(communicator, model, module.loss, mode, optimizer);

@@ -58,7 +58,8 @@ TEST(Progress, WritesAtMostOnePlainLineATenthIfThereIsNoTerminal) {
             "zero1  1/2  loss 10.801\nzero1  2/2  loss 10.801\n");
   expect(written("ddp", 0, 1000, 1000, "loss 1"), "ddp  100/1000  loss 1\n", '\n', 10,
          "ddp  1000/1000  loss 1\n");
-  expect(written("ddp", 0, 17, 17, "loss 1"), "ddp  2/17  loss 1\n", '\n', 10, "ddp  17/17  loss 1\n");
+  expect(written("ddp", 0, 17, 17, "loss 1"), "ddp  2/17  loss 1\n", '\n', 10,
+         "ddp  17/17  loss 1\n");
   // At every tenth of this run, after steps of an earlier one.
   expect(written("zero1", 990, 1000, 10, "loss 2"),
          "zero1  991/1000  loss 2\nzero1  992/1000  loss 2\n", '\n', 10, "1000/1000  loss 2\n");
