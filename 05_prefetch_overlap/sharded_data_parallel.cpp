@@ -40,9 +40,7 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
       flat_(
           list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards_,
           pool_),
-      // If a reduction has a rest, only one bucket is in flight in its first part. The rest then
-      // starts early, which is good because links between groups are slower.
-      in_flight_(transfers_.gradients ? 0 : options.in_flight_bytes,
+      in_flight_(options.in_flight_bytes,
                  [this](const train::FlatParameters& bucket) { reduced(bucket); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),

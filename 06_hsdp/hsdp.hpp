@@ -47,6 +47,8 @@ class ReduceInGroups final : public train::GradientTransfer {
 /// With V bytes of parameters and as many of gradients, a rank holds, and sends inside its group,
 /// what the stage's formulas give for S ranks (3V (S-1)/S sent at stage 3). Between groups it sends
 /// 2 (V/S) (R-1)/R.
+///
+/// The communicators of `groups` must outlive the strategy.
 train::Transfers hsdp_transfers(const dist::Mesh& groups, dist::ReduceType type);
 
 /// Chapter 05 with these transfers, at stage 1, 2 or 3. `shard_size`: S, or

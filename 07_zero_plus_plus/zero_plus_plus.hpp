@@ -31,7 +31,7 @@ struct ZeroPlusPlusOptions {
 };
 
 /// What the options of ZeRO++ put in place of the collectives of stage 3. `groups`: axes "replica"
-/// and "shard"; it must outlive the transfers.
+/// and "shard".
 ///
 ///     AllGather           of values, or of bytes if parameters are quantized
 ///     SecondaryShard      around it; keeps a part of what it gathers

@@ -1,6 +1,6 @@
 #pragma once
 
-// Private to zero/optim/offload.
+// Private to this folder.
 
 #include <zero/optim/optimizer.hpp>
 

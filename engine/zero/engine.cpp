@@ -1,6 +1,5 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -208,14 +207,14 @@ void Engine::backward(const at::Tensor& loss) {
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
-  const bool shows = is_last && !strategy_->sharded() && !step_.loss_scale();
+  const bool program_may_look = is_last && !strategy_->sharded() && !step_.loss_scale();
   // Which one is the last is decided here and not in forward(), by the order of backward().
-  step_.backward(step_.weighted(loss, mine, expected), is_last, shows);
+  step_.backward(step_.weighted(loss, mine, expected), is_last, program_may_look);
   // The gradients so far were weighted relative to the terms of the first micro-batch.
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
-  shows ? gradients_.watch() : gradients_.hide();
+  program_may_look ? gradients_.watch() : gradients_.hide();
   losses_.push_back(loss.detach().reshape({}));
   loss_terms_.push_back(mine);
   terms_ = terms;

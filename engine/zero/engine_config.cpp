@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <06_hsdp/hsdp.hpp>
+#include <10_offload/offloaded.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine_config.hpp>

@@ -6,7 +6,7 @@
 
 #include <05_prefetch_overlap/sharding_options.hpp>
 #include <07_zero_plus_plus/zero_plus_plus.hpp>
-#include <10_offload/offloaded.hpp>
+#include <10_offload/offload_options.hpp>
 #include <zero/base/keys.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/train/loop/loss_scale.hpp>
@@ -131,9 +131,8 @@ struct ReadConfig {
 ///
 ///     zero_optimization
 ///       stage                          stage; 0 if there is none
-///       reduce_bucket_size             bucket_bytes, and twice as much in_flight_bytes (elements:
-///       of
-///                                      2 bytes if fp16 or bf16 is enabled, else of 4)
+///       reduce_bucket_size             bucket_bytes, and twice as much in_flight_bytes; in elements,
+///                                      of 2 bytes if fp16 or bf16 is enabled, else of 4
 ///       stage3_prefetch_bucket_size    0: lookahead 0
 ///       offload_optimizer              offload: "host" if its device is "cpu", its nvme_path if it
 ///                                      is "nvme"

@@ -24,8 +24,6 @@ struct StepMetrics {
   double seconds = 0;                  ///< since the end of the step before
   double exposed_seconds = 0;          ///< of them, those that this rank waited for collectives
 
-  /// Tokens a second, if tokens are the loss terms.
-  double loss_terms_per_second() const { return loss_terms / seconds; }
   /// 100 if this rank never waited for a collective: the seconds that are not exposed, of all. It
   /// is no comparison with a run that sends nothing, because what this rank does itself for others
   /// (copies, sums, a slower computation beside them) is not exposed.

@@ -85,7 +85,7 @@ class Registry {
   std::vector<StrategyEntry> entries_;
 };
 
-/// Adds the strategies of all chapters of this build. Written by CMake from the list of chapters.
+/// Adds the strategies of all chapters of this program (modes/all_chapters.cpp).
 void register_all_chapters(Registry& registry);
 
 }  // namespace zero::tools

@@ -1,5 +1,5 @@
-// The strategies of all chapters behind one function, so that the ladder, the tests and the engine
-// take a new chapter without being edited. CMake gives the list: ZERO_CHAPTER(simple_ddp) and so
+// The strategies of all chapters behind one function, so that the ladder and the tests take a new
+// chapter without being edited. CMake gives the list: ZERO_CHAPTER(simple_ddp) and so
 // on.
 
 #include <tools/ladder/registry.hpp>

@@ -11,7 +11,7 @@ class PassHooks {
   /// False if the stage does nothing when a unit begins or ends: then a plain module is not watched
   /// for it (nn::PlainModel).
   virtual bool follows_units() const { return true; }
-  /// True if the stage has ranks compare the order of their units when a pass is over. Otherwise a
+  /// True if the stage has ranks compare the order of their units. Otherwise a
   /// rank that gathers another unit than its peers is an error at once (dist::CallScope), after
   /// which they cannot go on.
   virtual bool compares_order() const { return false; }
@@ -29,7 +29,7 @@ class PassHooks {
   virtual void gradient_ready(std::size_t index) {}
   /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are.
   virtual void gather(std::size_t unit) {}
-  /// What reshard() calls last: drops what this rank does not keep of the unit, unless is_in_use().
+  /// Drops what this rank does not keep of the unit, unless it is in use.
   virtual void drop(std::size_t unit) {}
   /// Drops all gradients.
   virtual void zero_grad() = 0;

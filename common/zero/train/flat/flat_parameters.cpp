@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <utility>
 
 #include <zero/distributed/rank_order.hpp>
@@ -405,7 +404,7 @@ void FlatParameters::finish_reduce() {
   if (gradients_ != Gradients::kReducing) return;
   reducing_.wait();
   gradients_ = Gradients::kNone;
-  const at::Tensor average = std::exchange(gradient_shard_, at::Tensor());
+  at::Tensor shard = std::exchange(gradient_shard_, at::Tensor());
   if (options_.sharded == Sharded::kNothing) {
     for (std::size_t m = 0; m < members_.size(); ++m) {
       tensor(m).mutable_grad() = view_of(full_gradient_, m);
@@ -414,11 +413,10 @@ void FlatParameters::finish_reduce() {
     if (options_.adds_averages) full_gradient_.reset();
     return;
   }
-  at::Tensor shard = average;
   if (!keeps_whole_gradient()) {
     if (options_.all_reduces) {
       const Charge charge(Category::kGradients);
-      shard = average.clone();
+      shard = shard.clone();
     }
     drop_full_gradient();
   }

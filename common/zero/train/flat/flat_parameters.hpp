@@ -209,7 +209,7 @@ class FlatParameters {
 
   Gradients gradients_ = Gradients::kNone;
   at::Tensor full_gradient_;   // [N * shard]
-  at::Tensor gradient_shard_;  // [shard]: where the average goes
+  at::Tensor gradient_shard_;  // [shard]: where the average goes, by finish_rest()
   at::Tensor kept_shard_;      // kept for the next step
   dist::Work reducing_;
   dist::Work rest_;
