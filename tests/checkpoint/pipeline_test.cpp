@@ -94,41 +94,42 @@ std::unique_ptr<PipelineRank> expect_loads(const ThreeAxes& axes, PipelineShape 
   return loaded;
 }
 
-TEST(PipelineCheckpoint, IsThatOfTheWholeModelOnAnyMesh) {
+// By the mesh that saves.
+class PipelineCheckpointOf : public ::testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(Mesh, PipelineCheckpointOf, ::testing::Values(0, 1, 2));
+
+TEST_P(PipelineCheckpointOf, IsThatOfTheWholeModelOnAnyOther) {
   const TestFolder folder;
   on_ranks(4, [&](dist::Communicator& world) {
     const Meshes meshes(world);
-    int saves = 0;
-    for (const ThreeAxes* axes : meshes.that_save()) {
-      for (const std::string mode : {"ddp", "zero1", "tensor_zero2", "engine3"}) {
-        SCOPED_TRACE(fmt::format("{} on {}", mode, axes->mesh.text()));
-        PipelineShape shape = saved_shape(mode);
-        shape.width = 4;
-        const auto path = folder / fmt::format("run-{}", saves++);
-        // It has the bits of the stages, and all parameters.
-        WholeRank whole(axes->of_stage, shape);
-        PipelineRank saved(*axes, shape);
-        for (int s = 0; s < 2; ++s) {
-          whole.step(s, 3);
-          saved.step(s, 3);
-        }
-        const WholeState expected = state_of(*whole.strategy);
-        expect_in(state_of(*saved.strategy), expected);
-        io::save_checkpoint(*saved.strategy, path, info_of(shape));
-        for (const ThreeAxes* others : meshes.that_load()) {
-          const auto loaded =
-              expect_loads(*others, shape, shape.tied ? "engine1" : "tensor_zero3", path, expected);
-          if (others != &meshes.data && others != &meshes.wide) continue;
-          const auto again = folder / fmt::format("run-{}", saves++);
-          io::save_checkpoint(*loaded->strategy, again, info_of(shape));
-          expect_loads(*axes, shape, "engine1", again, expected);
-        }
-        // A model without a pipeline.
-        WholeRank plain(world, shape, "zero3");
-        io::load_checkpoint(*plain.strategy, path);
-        EXPECT_TRUE(same_state(state_of(*plain.strategy), expected));
-        world.barrier();
+    const ThreeAxes& axes = *meshes.that_save().at(GetParam());
+    for (const std::string mode : {"ddp", "zero1", "tensor_zero2", "engine3"}) {
+      SCOPED_TRACE(fmt::format("{} on {}", mode, axes.mesh.text()));
+      PipelineShape shape = saved_shape(mode);
+      shape.width = 4;
+      // It has the bits of the stages, and all parameters.
+      WholeRank whole(axes.of_stage, shape);
+      PipelineRank saved(axes, shape);
+      for (int s = 0; s < 2; ++s) {
+        whole.step(s, 3);
+        saved.step(s, 3);
       }
+      const WholeState expected = state_of(*whole.strategy);
+      expect_in(state_of(*saved.strategy), expected);
+      io::save_checkpoint(*saved.strategy, folder / mode, info_of(shape));
+      for (const ThreeAxes* others : meshes.that_load()) {
+        const auto loaded = expect_loads(*others, shape, shape.tied ? "engine1" : "tensor_zero3",
+                                         folder / mode, expected);
+        if (others != &meshes.data && others != &meshes.wide) continue;
+        const auto again = folder / fmt::format("{} by {}", mode, others->mesh.text());
+        io::save_checkpoint(*loaded->strategy, again, info_of(shape));
+        expect_loads(axes, shape, "engine1", again, expected);
+      }
+      // A model without a pipeline.
+      WholeRank plain(world, shape, "zero3");
+      io::load_checkpoint(*plain.strategy, folder / mode);
+      EXPECT_TRUE(same_state(state_of(*plain.strategy), expected));
+      world.barrier();
     }
   });
 }
