@@ -131,7 +131,8 @@ struct ReadConfig {
 ///
 ///     zero_optimization
 ///       stage                          stage; 0 if there is none
-///       reduce_bucket_size             bucket_bytes, and twice as much in_flight_bytes; in elements,
+///       reduce_bucket_size             bucket_bytes, and twice as much in_flight_bytes; in
+///       elements,
 ///                                      of 2 bytes if fp16 or bf16 is enabled, else of 4
 ///       stage3_prefetch_bucket_size    0: lookahead 0
 ///       offload_optimizer              offload: "host" if its device is "cpu", its nvme_path if it
