@@ -34,12 +34,6 @@ class Loader {
   std::string read_record() {
     const std::string text = base::read_file(path_, path_.string());
     record_ = record_from(text, path_.string());
-    const std::string ours = strategy_.optimizer().settings().kind;
-    const std::string& theirs = record_.info.optimizer.kind;
-    if (theirs != ours) {
-      throw Error(fmt::format("its optimizer is {}, that of this run {}", theirs,
-                              ours.empty() ? "of another kind" : ours));
-    }
     return base::Sha256().add(text).hex();
   }
 
@@ -85,6 +79,10 @@ class Loader {
                       "convert_dtype is set",
                       spec.name, c10::toString(it->dtype), c10::toString(spec.dtype)));
     }
+    const std::string kind = strategy_.optimizer().settings().kind;
+    if (record_.info.optimizer.kind == kind) return;
+    throw Error(fmt::format("its optimizer is {}, that of this run {}", record_.info.optimizer.kind,
+                            kind.empty() ? "of another kind" : kind));
   }
 
   /// The states of this rank's pieces, in memory but not yet the optimizer's; not those that go to
