@@ -174,7 +174,7 @@ class Diff(Script):
                                    ("06", "07", "06_hsdp/hsdp.hpp -> 07_zero_plus_plus/zero_plus_plus.hpp")]:
             shown = self.lines("diff", left, right, "--class")
             self.assertIn("======== " + first, shown)
-            self.assertFalse([line for line in shown if line.startswith(("-", " "))], "not only what is new")
+            self.assertFalse([line for line in shown if line.strip() and line[0] in "- "], "not only what is new")
 
     def test_fails_where_a_program_that_it_calls_does(self):
         make_program(self.folder / "failing" / "sed", "#!/bin/sh\nexit 3\n")
