@@ -83,8 +83,8 @@ std::vector<Mutant> mutants_of_splits() {
       {"tensor_axis_next_slice", "a tensor rank has the slice of the next", killed_by, "hsdp2",
        make_mutant<SliceOfTheNextRank>, "08_tensor_parallel"},
       {"skipped_micro_batch", "a stage of a pipeline loses a micro-batch",
-       "Pipeline.EveryStrategyHasTheBitsOfPlainDdp", "hsdp2",
-       make_mutant<SkippedMicroBatch>, "09_pipeline"},
+       "Pipeline.EveryStrategyHasTheBitsOfPlainDdp", "hsdp2", make_mutant<SkippedMicroBatch>,
+       "09_pipeline"},
   };
 }
 
