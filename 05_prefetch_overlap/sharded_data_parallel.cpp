@@ -285,7 +285,6 @@ void ShardedDataParallel::sync_parameters() {
 void ShardedDataParallel::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   in_flight_.finish();
-  flat_.finish_rests();
   flat_.drop_gradients();
 }
 

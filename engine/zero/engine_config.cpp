@@ -146,9 +146,10 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
   base::Keys keys("the engine configuration");
   EngineConfig checked = config;
   declare_strategy(keys, checked);
-  dist::verify_same(arguments.mesh.world(), "the options of the strategy", keys.text());
-  keys.read(keys.text());  // what cannot be throws
-  arguments.mode = mode_of(config);
+  const std::string text = keys.text();
+  dist::verify_same(arguments.mesh.world(), "the options of the strategy", text);
+  keys.read(text);  // what cannot be throws
+  if (arguments.mode.empty()) arguments.mode = mode_of(config);
   if (config.offload != "none") {
     arguments.optimizer = optim::with_offload(
         std::move(arguments.optimizer), {.folder = config.offload == "host" ? "" : config.offload,

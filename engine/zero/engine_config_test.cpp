@@ -102,6 +102,13 @@ TEST(ModeOptions, OfACommandLineBeginWithAFile) {
       ":deepspeed=" +
       file("ds.json", R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}})");
   EXPECT_EQ(options_of("engine2" + deepspeed).bucket_bytes, 4000);
+  const std::string clips =
+      file("clips.json", R"({"zero_optimization": {"stage": 2}, "gradient_clipping": 1})");
+  expect_error([&] { options_of("engine2:deepspeed=" + clips); }, {"unknown key 'clip_norm'"});
+  const std::string adds =
+      file("adds.json", R"({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4})");
+  expect_error([&] { options_of("engine2:deepspeed=" + adds); },
+               {"unknown key 'accumulation_steps'"});
   expect_error([&] { options_of("engine3" + deepspeed); }, {"mode engine3 was asked for"});
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include <tools/plan/planner.hpp>
 #include <zero/base/error.hpp>

@@ -125,9 +125,10 @@ std::vector<std::string> Registry::exact_modes() const {
 Registry::Found Registry::find(const std::string& mode) const {
   const std::string name = mode.substr(0, mode.find(':'));
   const auto entry = std::ranges::find(entries_, name, &StrategyEntry::name);
-  if (entry == entries_.end()) {
-    throw Error(base::unknown_name_message("mode", mode, names_of(entries_, /*long_too=*/true)));
-  }
+  const auto unknown = [&] {
+    return Error(base::unknown_name_message("mode", mode, names_of(entries_, /*long_too=*/true)));
+  };
+  if (entry == entries_.end()) throw unknown();
   const std::string variant =
       name.size() == mode.size() ? entry->variants.front() : mode.substr(name.size() + 1);
   const auto known = std::ranges::find(entry->variants, variant);
@@ -137,15 +138,18 @@ Registry::Found Registry::find(const std::string& mode) const {
     if (!entry->presets.empty()) found.config = entry->presets[k];
     return found;
   }
-  if (entry->presets.empty() || variant.find('=') == std::string::npos) {
-    throw Error(base::unknown_name_message("mode", mode, names_of(entries_, /*long_too=*/true)));
-  }
+  if (entry->presets.empty() || variant.find('=') == std::string::npos) throw unknown();
   found.config = entry->presets.front();
   Json settings = Json::object();
   if (const auto file = after("deepspeed=", variant)) {
     ReadConfig read = from_deepspeed(*file);
     found.config = read.config;
     found.notes = std::move(read.notes);
+    // A mode has no steps of its own: what is said of them must not be lost.
+    if (read.config.clip_norm != 0) settings["clip_norm"] = read.config.clip_norm;
+    if (read.config.accumulation_steps != 1) {
+      settings["accumulation_steps"] = read.config.accumulation_steps;
+    }
   } else {
     settings = settings_of(variant);
   }

@@ -23,8 +23,8 @@ namespace {
 
 // What lies in a folder under names of this pattern.
 std::vector<fs::path> matching(const fs::path& folder, const char* pattern) {
-  const std::regex names(
-      pattern);  // not a static one: a static engine saves while the program ends
+  // Not a static one: a static engine saves while the program ends.
+  const std::regex names(pattern);
   std::error_code ignored;
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {

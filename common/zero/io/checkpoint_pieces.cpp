@@ -16,8 +16,8 @@ using nlohmann::json;
 namespace {
 
 bool is_possible(const std::vector<std::int64_t>& shape, const Piece& p) {
-  double product =
-      1;  // which must not overflow; a size of 0 counts as 1, as others must not either
+  // It must not overflow; a size of 0 counts as 1, because the others must not either.
+  double product = 1;
   for (const std::int64_t size : shape) {
     product *= size < 0 ? std::numeric_limits<double>::infinity() : std::max<double>(size, 1);
   }
