@@ -24,7 +24,6 @@ class SimpleDdp : public train::Strategy {
  protected:
   /// Replaces the gradient of one parameter by its average over all ranks.
   virtual void average(const at::Tensor& gradient);
-  bool follows_units() const override { return false; }
 
  private:
   void require_one_dtype() const;

@@ -16,11 +16,10 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
       placeholders_(arguments.variant == "placeholder"),
       owners_(list(), communicator(), arguments.ownership) {
   first_values().broadcast_all();
-  shard_optimizer();
+  shard_optimizer(owners_.placements(list(), communicator()));
   const auto gradients = train::BackwardSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };
-  after_ ? reduce_after_backward(gradients, reduce)
-         : reduce_in_backward(gradients, {.reduce = reduce});
+  after_ ? reduce_after_backward(gradients, reduce) : reduce_in_backward(gradients, reduce);
 }
 
 void Zero2Sharding::reduce_to_owner(std::size_t index) {

@@ -21,8 +21,6 @@ class Zero2Sharding : public train::Strategy {
 
   void sync_parameters() override;
 
-  bool owns(std::size_t index) const override { return owners_.mine(index); }
-  bool sharded() const override { return true; }
   train::Costs costs() const override;
 
  private:

@@ -1,7 +1,8 @@
 #include "zero3_sharding.hpp"
 
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
+
+#include <utility>
 
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
@@ -18,29 +19,29 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
       owners_(list(), communicator(), arguments.ownership),
       owned_(count()),
       gathered_(list().units.size(), false) {
+  train::Placements placements{.of = {}, .group = &communicator()};
   for (std::size_t i = 0; i < count(); ++i) {
     first_values().send(i, owners_.of(i));
     // Keeps the bytes; the parameter uses them while its unit is gathered.
-    if (owns(i)) owned_[i] = memory::raw(parameter(i));
+    if (owners_.mine(i)) owned_[i] = memory::raw(parameter(i));
     memory::separate_storage(parameter(i), train::unsharded_read(list(), {i}));
+    placements.of.push_back({{owned_[i]}, {owned_[i]}, {owned_[i]}});
   }
   first_values().broadcast_buffers();
-  shard_optimizer();
+  shard_optimizer(std::move(placements));
   const auto gradients = train::BackwardSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };
-  const auto reshard = [this](std::size_t u) { drop(u); };
-  reduce_in_backward(gradients, {.reduce = reduce, .reshard = reshard});
+  // This is ZeRO-3: units are whole only while they run.
+  reduce_in_backward(gradients, reduce,
+                     whole_model_ ? train::Units::kGatheredOnce : train::Units::kGathered);
 }
 
-void Zero3Sharding::pre_forward(std::size_t unit) {
-  (unit == kRoot && whole_model_) ? gather_all() : gather(unit);
-}
-
-void Zero3Sharding::post_forward(std::size_t unit) {
-  // The root is the last to finish forward and the first to begin backward: dropping it in between
-  // would only send it twice. In evaluation there is no backward.
-  if (c10::GradMode::is_enabled() && (unit == kRoot || whole_model_)) return;
-  (unit == kRoot && whole_model_) ? reshard_all() : drop(unit);
+void Zero3Sharding::gather(std::size_t unit, train::Gather why) {
+  const bool begins = why == train::Gather::kForward || why == train::Gather::kBackward;
+  const bool all = whole_model_ && unit == kRoot && begins;
+  for (std::size_t u = all ? kRoot : unit; u < (all ? list().units.size() : unit + 1); ++u) {
+    gather_unit(u);
+  }
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
@@ -52,7 +53,7 @@ void Zero3Sharding::reduce_to_owner(std::size_t index) {
   drop_gradient(index);
 }
 
-void Zero3Sharding::gather(std::size_t unit) {
+void Zero3Sharding::gather_unit(std::size_t unit) {
   if (gathered_[unit]) return;
   RECORD_USER_SCOPE("zero3_param_gather");
   const memory::Charge charge(memory::Category::kParameters);
@@ -66,7 +67,7 @@ void Zero3Sharding::gather(std::size_t unit) {
 }
 
 void Zero3Sharding::drop(std::size_t unit) {
-  if (!gathered_[unit] || is_in_use(unit) || (whole_model_ && in_backward())) return;
+  if (!gathered_[unit]) return;
   // This is ZeRO-3: the bytes go back to the allocator. Tensors and shapes stay, so that autograd
   // can use the tensors that it has saved once the next gather brings the bytes back.
   for (const std::size_t i : list().units[unit].parameters) {

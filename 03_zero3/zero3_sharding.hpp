@@ -24,17 +24,11 @@ class Zero3Sharding : public train::Strategy {
   /// model.
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
-  bool owns(std::size_t index) const override { return owners_.mine(index); }
-  train::ParameterShard piece(std::size_t index) const override { return {owned_[index], 0}; }
-  train::ParameterShard local_shard(std::size_t index) const override { return piece(index); }
-  bool sharded() const override { return true; }
   train::Costs costs() const override;
 
  protected:
-  void pre_forward(std::size_t unit) override;
-  void post_forward(std::size_t unit) override;
-  void pre_backward(std::size_t unit) override { pre_forward(unit); }
-  void gather(std::size_t unit) override;
+  /// The owners send their parameters of the unit to all ranks.
+  void gather(std::size_t unit, train::Gather why) override;
   /// Drops the parameters that this rank does not own. Its own ones cannot be read through the
   /// model either, so that a read in the wrong place is an error on all ranks.
   void drop(std::size_t unit) override;
@@ -42,6 +36,7 @@ class Zero3Sharding : public train::Strategy {
  private:
   // train::BackwardSchedule calls it when the gradient may be reduced.
   void reduce_to_owner(std::size_t index);
+  void gather_unit(std::size_t unit);
 
   bool whole_model_;
   train::Owners owners_;

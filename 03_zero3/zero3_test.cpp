@@ -26,7 +26,7 @@ void expect_only_owned(const train::Strategy& strategy, const std::string& when)
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const nn::Parameter& p = strategy.list().parameters[i];
     EXPECT_FALSE(memory::has_storage(p.tensor)) << when << ": " << p.name;
-    const at::Tensor mine = strategy.local_shard(i).tensor;
+    const at::Tensor mine = strategy.placement(i).kept.tensor;
     EXPECT_EQ(mine.defined() && memory::has_storage(mine), strategy.owns(i))
         << when << ": " << p.name;
   }

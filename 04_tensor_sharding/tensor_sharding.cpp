@@ -30,7 +30,7 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
           communicator(), pool_) {
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
   first_values().broadcast_buffers();
-  shard_optimizer();
+  shard_optimizer(flat_.placements(&communicator()));
 }
 
 void TensorSharding::gradient_ready(std::size_t index) {
@@ -54,10 +54,6 @@ void TensorSharding::sync_parameters() {
 void TensorSharding::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   flat_.drop_gradients();
-}
-
-train::ParameterShard TensorSharding::local_shard(std::size_t index) const {
-  return flat_.local_shard(index);
 }
 
 train::Costs TensorSharding::costs() const {

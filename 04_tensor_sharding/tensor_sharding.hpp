@@ -25,14 +25,10 @@ class TensorSharding : public train::Strategy {
  public:
   void sync_parameters() override;
   void zero_grad() override;
-  train::ParameterWrites writes() override { return flat_.writes(passes().use()); }
+  train::ParameterWrites writes() override { return flat_.writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
-  bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
-  train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
-  train::ParameterShard local_shard(std::size_t index) const override;
-  train::ParameterShard to_save(std::size_t index) const override { return flat_.to_save(index); }
-  bool sharded() const override { return true; }
+  void finish_parameters() override { flat_.wait_gathers(); }
   train::Costs costs() const override;
 
  protected:
@@ -41,7 +37,6 @@ class TensorSharding : public train::Strategy {
   TensorSharding(const train::StrategyArguments& arguments, train::FlatOptions options);
 
   void gradient_ready(std::size_t index) override;
-  void finish_parameters() override { flat_.wait_gathers(); }
   void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }
   /// Averages the gradients of a buffer over the ranks: starts, and waits at once. (Chapter 05
   /// computes in between.) Called by all ranks.

@@ -19,18 +19,12 @@ class TensorZero3 : public TensorSharding {
   explicit TensorZero3(const train::StrategyArguments& arguments);
 
  protected:
-  void pre_forward(std::size_t unit) override;
-  void post_forward(std::size_t unit) override;
-  void pre_backward(std::size_t unit) override { pre_forward(unit); }
-  void gather(std::size_t unit) override;
+  void gather(std::size_t unit, train::Gather why) override;
   /// Leaves only this rank's shards of the unit's parameters.
-  void drop(std::size_t unit) override;
+  void drop(std::size_t unit) override { flat_.reshard(unit); }
   std::int64_t gathers(std::size_t unit) const override;
 
  private:
-  /// From the end of its forward to its backward.
-  bool stays_whole(std::size_t unit) const { return whole_model_ || unit == kRoot; }
-
   bool whole_model_;  // variant "whole"
 };
 

@@ -96,7 +96,7 @@ TEST(ShardedDataParallel, KeepsWhatLiesInItsShardInPlace) {
       for (const train::FlatParameters& bucket : run.strategy.buckets()) {
         for (std::size_t m = 0; m < bucket.members().size(); ++m) {
           const nn::Parameter& p = run.strategy.list().parameters[bucket.members()[m]];
-          const train::ParameterShard mine = bucket.local_shard(m);
+          const train::ParameterShard mine = bucket.placement(m).kept;
           const bool all = mine.tensor.defined() && mine.tensor.numel() == bucket.layout().size(m);
           EXPECT_FALSE(memory::has_storage(p.tensor));
           const train::UnshardedParameters whole(run.strategy, p.unit);
@@ -143,7 +143,7 @@ TEST(ShardedDataParallel, DoesNotWriteIntoAGradientThatTheCallerKeeps) {
       const auto gradients = [&] {
         std::vector<at::Tensor> all;
         for (std::size_t i = 0; i < run.strategy.list().size(); ++i) {
-          const at::Tensor mine = run.strategy.piece(i).tensor;
+          const at::Tensor mine = run.strategy.placement(i).updated.tensor;
           if (mine.defined()) all.push_back(mine.grad());
         }
         return all;
@@ -234,7 +234,7 @@ TEST(ShardedDataParallel, GradientsHaveTheSameBytesInEveryStep) {
         const auto place_after_step = [&](int s) {
           run.step(s);
           EXPECT_EQ(run.held(Category::kGradients), strategy.costs().at_rest.gradients);
-          const train::ParameterShard piece = strategy.piece(last);
+          const train::ParameterShard piece = strategy.placement(last).updated;
           return piece.tensor.defined() ? piece.tensor.grad() : at::Tensor();
         };
         at::Tensor gradient = place_after_step(0);
@@ -265,7 +265,7 @@ TEST(ShardedDataParallel, AGradientThatIsHeldSurvivesTheNextReduction) {
       run.reduce(0);
       std::vector<std::pair<at::Tensor, at::Tensor>> held;  // and copies of them
       for (std::size_t i = 0; i < run.strategy.list().size(); ++i) {
-        const at::Tensor mine = run.strategy.piece(i).tensor;
+        const at::Tensor mine = run.strategy.placement(i).updated.tensor;
         if (mine.defined()) held.emplace_back(mine.grad(), mine.grad().clone());
       }
       ASSERT_FALSE(held.empty());

@@ -48,12 +48,13 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
                                                                                   : 0) {
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
   first_values().broadcast_buffers();
-  if (options_.stage > 0) shard_optimizer();
-  train::BackwardSchedule::Actions actions;
-  actions.reduce = [this](std::size_t b) { reduce(b); };
-  // Below stage 3 nothing is gathered in backward.
-  if (options_.stage == 3) actions.reshard = [this](std::size_t u) { reshard_unit(u); };
-  reduce_in_backward(flat_.items(), std::move(actions));
+  shard_optimizer(flat_.placements(options_.stage > 0 ? &shards_ : nullptr));
+  const train::Units below =
+      options_.defer_parameter_gather ? train::Units::kAwaited : train::Units::kWhole;
+  reduce_in_backward(
+      flat_.items(), [this](std::size_t b) { reduce(b); },
+      options_.stage == 3 ? train::Units::kGathered : below);
+  passes().compare_order();
 }
 
 train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
@@ -87,18 +88,42 @@ at::Tensor ShardedDataParallel::forward(const std::function<at::Tensor()>& pass,
     forward_clock_.end();
     end_of_forward();
   } else {
-    // No backward will use what was gathered, prefetched or kept for reuse.
-    reshard_all();
     end_of_evaluation();
   }
   return loss;
 }
 
-void ShardedDataParallel::begin_backward() {
+void ShardedDataParallel::backward(const at::Tensor& loss) {
   if (!is_compared_ && forward_.is_new()) verify_order(forward_, "forward");
   ranks_compared(/*same=*/true);
   backward_.begin();
   backward_clock_.begin();
+  Strategy::backward(loss);
+  backward_clock_.end();
+}
+
+void ShardedDataParallel::gather(std::size_t unit, train::Gather why) {
+  switch (why) {
+    case train::Gather::kForward:
+      return use(unit, forward_, forward_clock_);
+    case train::Gather::kBackward:
+      use(unit, backward_, backward_clock_);
+      // The last unit needs few buffers, and the shard of the root's gradient is still to come.
+      if (backward_.at_end()) pool_.clear();
+      return;
+    case train::Gather::kAgain:  // no part of the order of forward
+      break;
+    case train::Gather::kOther:
+      verify_weights();
+      flat_.wait_gathers();
+      break;
+    case train::Gather::kRead:
+      flat_.wait_gathers();
+      if (!schedule().is_in_use(unit)) flat_.gather_exactly(unit);
+      return;
+  }
+  flat_.start_gather(unit);
+  flat_.finish_gather(unit);
 }
 
 void ShardedDataParallel::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
@@ -111,43 +136,10 @@ void ShardedDataParallel::use(std::size_t unit, Prefetch& pass, PassClock& clock
   clock.runs();
 }
 
-void ShardedDataParallel::pre_forward(std::size_t unit) {
-  if (!in_backward()) return use(unit, forward_, forward_clock_);
-  // A checkpoint that runs again is not part of the order of forward.
-  flat_.start_gather(unit);
-  flat_.finish_gather(unit);
-}
-
-void ShardedDataParallel::post_forward(std::size_t unit) {
-  // The root runs last in forward and first in backward: it stays whole if a backward follows.
-  if (unit != kRoot || !c10::GradMode::is_enabled()) reshard_unit(unit);
-}
-
-void ShardedDataParallel::pre_backward(std::size_t unit) {
-  use(unit, backward_, backward_clock_);
-  // The last unit needs few buffers, and the shard of the root's gradient is still to come.
-  if (backward_.at_end()) pool_.clear();
-}
-
-void ShardedDataParallel::reshard_unit(std::size_t unit) {
-  if (!is_in_use(unit)) flat_.reshard(unit);
-}
-
-void ShardedDataParallel::gather(std::size_t unit) {
-  verify_weights();
-  flat_.wait_gathers();
-  flat_.start_gather(unit);
-  flat_.finish_gather(unit);
-}
-
-void ShardedDataParallel::gather_to_read(std::size_t unit) {
-  flat_.wait_gathers();
-  if (!is_in_use(unit)) flat_.gather_exactly(unit);
-}
-
 void ShardedDataParallel::drop(std::size_t unit) {
-  reshard_unit(unit);
-  pool_.clear();
+  flat_.reshard(unit);
+  // Between passes no next unit will use what was kept for it.
+  if (!passes().is_running()) pool_.clear();
 }
 
 void ShardedDataParallel::gradient_ready(std::size_t index) {
@@ -259,7 +251,7 @@ void ShardedDataParallel::verify_order(const Prefetch& pass, const char* name) {
 void ShardedDataParallel::forget_passes() {
   ++disagreements_;
   is_compared_ = true;
-  reshard_all();
+  passes().schedule().drop_all();
 }
 
 void ShardedDataParallel::choose_lookahead_once() {
@@ -282,16 +274,13 @@ void ShardedDataParallel::sync_parameters() {
   if (!options_.defer_parameter_gather) flat_.wait_gathers();
 }
 
+// A gather in flight would overwrite what the caller writes.
+void ShardedDataParallel::finish_parameters() { flat_.wait_gathers(); }
+
 void ShardedDataParallel::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   in_flight_.finish();
   flat_.drop_gradients();
-}
-
-train::ParameterShard ShardedDataParallel::local_shard(std::size_t index) const {
-  // The caller may write into it, and a gather in flight would overwrite that.
-  flat_.wait_gathers();
-  return flat_.local_shard(index);
 }
 
 train::Costs ShardedDataParallel::costs() const {

@@ -45,20 +45,16 @@ class ShardedDataParallel : public train::Strategy {
 
   using Strategy::forward;
   at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override;
+  void backward(const at::Tensor& loss) override;
   void finish_backward() override;
   void sync_parameters() override;
   void zero_grad() override;
-  train::ParameterWrites writes() override { return flat_.writes(passes().use()); }
+  train::ParameterWrites writes() override { return flat_.writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
-  bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
-  train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
-  train::ParameterShard local_shard(std::size_t index) const override;
-  train::ParameterShard to_save(std::size_t index) const override { return flat_.to_save(index); }
+  void finish_parameters() override;
   std::string order_of_units() const override { return forward_order_; }
   void ranks_compared(bool same) override;
-  bool sharded() const override { return options_.stage > 0; }
-  dist::Communicator& shard_group() const override { return shards_; }
   train::Costs costs() const override;
 
   const ShardingOptions& options() const { return options_; }
@@ -73,18 +69,7 @@ class ShardedDataParallel : public train::Strategy {
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
  protected:
-  bool follows_units() const override {
-    return options_.stage == 3 || options_.defer_parameter_gather;
-  }
-  bool compares_order() const override { return true; }
-  void pre_forward(std::size_t unit) override;
-  void post_forward(std::size_t unit) override;
-  void pre_backward(std::size_t unit) override;
-  void begin_backward() override;
-  void end_backward() override { backward_clock_.end(); }
-  void finish_parameters() override { flat_.wait_gathers(); }
-  void gather(std::size_t unit) override;
-  void gather_to_read(std::size_t unit) override;
+  void gather(std::size_t unit, train::Gather why) override;
   void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }
   void drop(std::size_t unit) override;
   void gradient_ready(std::size_t index) override;
@@ -93,7 +78,6 @@ class ShardedDataParallel : public train::Strategy {
   train::FlatOptions flat_options(std::size_t unit);
   void reduced(const train::FlatParameters& bucket);
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
-  void reshard_unit(std::size_t unit);
   void reduce(std::size_t buffer);
   void end_of_forward();
   void end_of_evaluation();
@@ -108,7 +92,7 @@ class ShardedDataParallel : public train::Strategy {
   train::Transfers transfers_;
   dist::Communicator& shards_;  // the ranks that share the model states
   memory::StoragePool pool_;
-  mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight
+  train::FlatParameterList flat_;
   ReductionQueue in_flight_;
   Prefetch forward_;
   Prefetch backward_;

@@ -143,8 +143,8 @@ TEST(ShardedDataParallel, LocalShardsHaveTheirValuesWhileParametersAreGathered) 
       plain.step(0);
       deferring.step(0);  // the last to wait for anything
       for (std::size_t i = 0; i < plain.strategy.list().size(); ++i) {
-        EXPECT_TRUE(at::equal(memory::raw(deferring.strategy.local_shard(i).tensor),
-                              memory::raw(plain.strategy.local_shard(i).tensor)))
+        EXPECT_TRUE(at::equal(memory::raw(deferring.strategy.placement(i).kept.tensor),
+                              memory::raw(plain.strategy.placement(i).kept.tensor)))
             << "stage " << stage << ", parameter " << i;
       }
     }

@@ -88,7 +88,7 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
   on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<Even> run(communicator, options);
     run.step(0);
-    dist::Communicator& shards = run.strategy.shard_group();
+    dist::Communicator& shards = *run.strategy.placements().group;
     dist::Communicator& replicas = run.replicas();
     const dist::Traffic inside = shards.traffic(), between = replicas.traffic();
     const dist::Traffic all = run.step(1);

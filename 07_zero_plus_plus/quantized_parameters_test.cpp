@@ -28,17 +28,14 @@ std::int64_t packed_shards_of(const ShardedDataParallel& strategy, bool with_roo
       strategy, [](const auto& buffer) { return packed_bytes(buffer.layout(), 8); }, with_root);
 }
 
-// Copies what it computes with: parameters of a unit after its forward and before its backward.
+// Copies what it computes with: parameters of a unit before its forward and its backward.
 struct Watched final : ShardedDataParallel {
   Watched(const train::StrategyArguments& groups, const ZeroPlusPlusOptions& options)
       : ShardedDataParallel(groups, {}, zero_plus_plus_transfers(groups.mesh, options)) {}
-  void post_forward(std::size_t unit) override {
-    copy(unit, in_forward);
-    ShardedDataParallel::post_forward(unit);
-  }
-  void pre_backward(std::size_t unit) override {
-    ShardedDataParallel::pre_backward(unit);
-    copy(unit, in_backward);
+  void gather(std::size_t unit, train::Gather why) override {
+    ShardedDataParallel::gather(unit, why);
+    if (why == train::Gather::kForward) copy(unit, in_forward);
+    if (why == train::Gather::kBackward) copy(unit, in_backward);
   }
   void copy(std::size_t unit, std::vector<at::Tensor>& to) {
     to.resize(count());

@@ -44,7 +44,7 @@ Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Mod
   }
   const nn::ParameterList& list = strategy->list();
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const train::ParameterShard piece = strategy->piece(i);
+    const train::ParameterShard piece = strategy->placement(i).updated;
     if (!piece.tensor.defined() || !piece.tensor.grad().defined()) continue;
     outcome.gradients.push_back(piece.tensor.grad().clone());
   }

@@ -207,7 +207,7 @@ void Engine::backward(const at::Tensor& loss) {
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
-  const bool program_may_look = is_last && !strategy_->sharded() && !step_.loss_scale();
+  const bool program_may_look = is_last && strategy_->placements().group == nullptr && !step_.loss_scale();
   // Which one is the last is decided here and not in forward(), by the order of backward().
   step_.backward(step_.weighted(loss, mine, expected), is_last, program_may_look);
   // The gradients so far were weighted relative to the terms of the first micro-batch.

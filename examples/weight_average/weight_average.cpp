@@ -64,8 +64,8 @@ void train(int steps, zero::dist::Communicator& communicator) {
     engine.step();
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
-      const at::Tensor mine = engine.strategy().local_shard(i).tensor;
-      if (mine.defined()) averages.strategy().local_shard(i).tensor.lerp_(mine, 1 - kDecay);
+      const at::Tensor mine = engine.strategy().placement(i).kept.tensor;
+      if (mine.defined()) averages.strategy().placement(i).kept.tensor.lerp_(mine, 1 - kDecay);
     }
     averages.strategy().passes().weights_changed();  // what is gathered from now on is new
     const at::Tensor seen = averages.evaluate([&] { return loss_of(average, rank, step); });

@@ -46,7 +46,7 @@ EngineConfig config_of(int stage, const std::string& offload) {
 std::int64_t updated_bytes_of(const train::Strategy& strategy) {
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const at::Tensor mine = strategy.piece(i).tensor;
+    const at::Tensor mine = strategy.placement(i).updated.tensor;
     if (mine.defined()) sum += static_cast<std::int64_t>(mine.nbytes());
   }
   return sum;
@@ -102,7 +102,7 @@ struct OffloadRun {
   void step_with_turned_gradients(int number) {
     engine.backward(engine.forward(moved_to(device, toy.batch(rank, number))));
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
-      const at::Tensor mine = engine.strategy().piece(i).tensor;
+      const at::Tensor mine = engine.strategy().placement(i).updated.tensor;
       if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(-3);
     }
     engine.step();

@@ -33,9 +33,9 @@ void mark(Session& session, std::int64_t step) {
   train::Strategy& strategy = session.strategy();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const at::NoGradGuard no_grad;
-    const train::ParameterShard stored = strategy.local_shard(i);
+    const train::ParameterShard stored = strategy.placement(i).kept;
     if (stored.tensor.defined()) stored.tensor.fill_(static_cast<double>(step));
-    const train::ParameterShard piece = strategy.piece(i);
+    const train::ParameterShard piece = strategy.placement(i).updated;
     if (!piece.tensor.defined()) continue;
     for (auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
       state.fill_(static_cast<double>(step));

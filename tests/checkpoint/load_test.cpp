@@ -64,7 +64,7 @@ TEST_P(Load, DropsGradients) {
     session.step(1);
     io::load_checkpoint(strategy, folder / mode);
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      const at::Tensor mine = strategy.piece(i).tensor;
+      const at::Tensor mine = strategy.placement(i).updated.tensor;
       EXPECT_FALSE(mine.defined() && mine.grad().defined());
     }
     expect_error([&] { strategy.optimizer_step(); }, {"optimizer_step() before backward()"});

@@ -30,7 +30,7 @@ WholeState state_of(train::Strategy& strategy) {
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const nn::Parameter& p = strategy.list().parameters[i];
     const bool is_copy = strategy.stage_of_model().is_copy(i);
-    const train::ParameterShard piece = strategy.piece(i);
+    const train::ParameterShard piece = strategy.placement(i).updated;
     if (is_copy && piece.tensor.defined()) {
       EXPECT_TRUE(strategy.optimizer().state(piece.tensor).empty()) << "moments of a copy";
     }
@@ -220,7 +220,7 @@ TEST(PipelineCheckpoint, OneStageThatCannotWriteIsAnErrorOnAllRanks) {
     // Rank 3 of the checkpoint: the second tensor rank of the last stage.
     for (std::size_t i = 0; world.rank() == 3 && i < rank.strategy->list().size(); ++i) {
       const at::NoGradGuard no_grad;
-      rank.strategy->local_shard(i).tensor.fill_(std::numeric_limits<float>::infinity());
+      rank.strategy->placement(i).kept.tensor.fill_(std::numeric_limits<float>::infinity());
     }
     expect_error([&] { io::save_checkpoint(*rank.strategy, folder / "run", info_of(rank.shape)); },
                  {"cannot be saved: rank 3", "is infinite or NaN"});

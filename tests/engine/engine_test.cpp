@@ -153,7 +153,7 @@ TEST(Engine, SavesNoWeightsThatAreNotFinite) {
     run.step(1);
     train::Strategy& strategy = run.engine.strategy();
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      const at::Tensor held = strategy.local_shard(i).tensor;
+      const at::Tensor held = strategy.placement(i).kept.tensor;
       if (run.rank == 1 && held.defined()) at::Tensor(held).fill_(std::nanf(""));
     }
     EXPECT_THROW(run.engine.save(folder.path()), Error);

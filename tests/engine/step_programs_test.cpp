@@ -202,7 +202,7 @@ TEST_P(StepPrograms, ThePiecesOfGradientsMayBeChanged) {
     train::Strategy& strategy = run.engine.strategy();
     run.engine.backward(run.forward(0));
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      const at::Tensor mine = strategy.piece(i).tensor;
+      const at::Tensor mine = strategy.placement(i).updated.tensor;
       if (mine.defined()) mine.mutable_grad().mul_(0.5);
     }
     run.engine.step();
@@ -237,7 +237,7 @@ TEST_P(StepPrograms, TheTrainerTakesNoGradientThatIsNotFinite) {
         expect_error([&] { trainer.step(batches); },
                      {"step 1", fmt::format("'{}' is infinite or NaN", name), where});
         for (std::size_t i = 0; i < strategy->list().size(); ++i) {
-          const at::Tensor mine = strategy->piece(i).tensor;
+          const at::Tensor mine = strategy->placement(i).updated.tensor;
           EXPECT_FALSE(mine.defined() && mine.grad().defined()) << "kept a gradient";
         }
         EXPECT_TRUE(skips.step(batches).skipped);

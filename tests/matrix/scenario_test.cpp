@@ -110,7 +110,7 @@ TEST_P(Scenario, WeightsChangedAfterTheStrategyWasMade) {
       session.step(0);
       const nn::ParameterList& list = session.strategy().list();
       for (std::size_t i = 0; i < list.size(); ++i) {
-        const at::Tensor mine = session.strategy().local_shard(i).tensor;
+        const at::Tensor mine = session.strategy().placement(i).kept.tensor;
         if (mine.defined()) memory::raw(mine).fill_(0.01 * static_cast<double>(i + 1));
       }
       for (const at::Tensor& weight : session.weights()) {

@@ -18,7 +18,7 @@ struct NothingResharded final : Engine<3> {
   using Engine::Engine;
   void optimizer_step() override {
     Engine::optimizer_step();
-    for (std::size_t u = 0; u < list().units.size(); ++u) gather(u);
+    for (std::size_t u = 0; u < list().units.size(); ++u) gather(u, train::Gather::kRead);
   }
 };
 

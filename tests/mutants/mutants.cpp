@@ -116,8 +116,8 @@ struct GradientsKeptWhole final : Zero2Sharding {
 // Storage without contents: the gather that was forgotten.
 struct SkippedGather final : Zero3Sharding {
   using Zero3Sharding::Zero3Sharding;
-  void gather(std::size_t unit) override {
-    Zero3Sharding::gather(unit);
+  void gather(std::size_t unit, train::Gather why) override {
+    Zero3Sharding::gather(unit, why);
     if (unit != 1) return;
     for (const std::size_t i : list().units[unit].parameters) {
       if (!owns(i)) memory::raw(parameter(i)).zero_();
@@ -147,7 +147,7 @@ struct HiddenFullCopy final : Zero3Sharding {
     Zero3Sharding::finish_backward();
     copy.clear();
     for (std::size_t u = 0; u < list().units.size(); ++u) {
-      gather(u);
+      gather(u, train::Gather::kRead);
       for (const std::size_t i : list().units[u].parameters)
         copy.push_back(parameter(i).detach().clone());
       drop(u);

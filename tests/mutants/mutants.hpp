@@ -59,7 +59,7 @@ struct SumForMean final : Real {
   void finish_backward() override {
     Real::finish_backward();
     for (std::size_t i = 0; i < this->list().size(); ++i) {
-      const at::Tensor mine = this->piece(i).tensor;
+      const at::Tensor mine = this->placement(i).updated.tensor;
       if (!mine.defined() || !mine.grad().defined()) continue;
       mine.mutable_grad().mul_(this->communicator().size());
     }

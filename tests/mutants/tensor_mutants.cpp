@@ -33,8 +33,8 @@ struct PaddingInNorm final : TensorZero2 {
   float clip_grad_norm(double max_norm) override {
     at::Tensor square = at::zeros({1}, at::kDouble);
     for (std::size_t i = 0; i < count(); ++i) {
-      if (const auto mine = piece(i); mine.tensor.defined() && mine.tensor.grad().defined()) {
-        square += optim::squared_norm(mine.tensor.grad());
+      if (owns(i) && placement(i).updated.tensor.grad().defined()) {
+        square += optim::squared_norm(placement(i).updated.tensor.grad());
       }
     }
     for (const auto& buffer : flat_.buffers()) square += gaps(buffer.layout());
@@ -42,8 +42,8 @@ struct PaddingInNorm final : TensorZero2 {
     const float norm = optim::norm_from_squares({square.item<double>()});
     const float coefficient = optim::clip_coefficient(norm, max_norm);
     for (std::size_t i = 0; i < count(); ++i) {
-      if (const auto mine = piece(i); mine.tensor.defined() && mine.tensor.grad().defined()) {
-        mine.tensor.mutable_grad().mul_(coefficient);
+      if (owns(i) && placement(i).updated.tensor.grad().defined()) {
+        placement(i).updated.tensor.mutable_grad().mul_(coefficient);
       }
     }
     return norm;

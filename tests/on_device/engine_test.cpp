@@ -112,7 +112,7 @@ TEST_P(EngineOn, TwoByteParametersAreTheRoundingOfTheirMasters) {
       for (int s = 0; s < 3; ++s) EXPECT_TRUE(here.step(s));
       train::Strategy& strategy = here.engine.strategy();
       for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-        const at::Tensor mine = strategy.piece(i).tensor;
+        const at::Tensor mine = strategy.placement(i).updated.tensor;
         if (!mine.defined()) continue;
         const at::Tensor master = strategy.optimizer().state(mine).at("master");
         EXPECT_EQ(master.device(), mine.device());

@@ -131,7 +131,7 @@ TEST_P(PlainSave, BehindHasTheBytesOfASaveAtOnce) {
     for (const at::Tensor& buffer : run.made.module->buffers()) buffer.add_(1);
     for (std::size_t i = 0; i < run.engine.strategy().list().size(); ++i) {
       const at::NoGradGuard no_grad;
-      const at::Tensor mine = run.engine.strategy().local_shard(i).tensor;
+      const at::Tensor mine = run.engine.strategy().placement(i).kept.tensor;
       if (mine.defined()) mine.zero_();
     }
     run.step(1);

@@ -44,7 +44,7 @@ std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
   const at::Tensor all = at::zeros({elements + count}, at::kDouble);
   std::int64_t offset = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const train::ParameterShard mine = strategy.piece(static_cast<std::size_t>(i));
+    const train::ParameterShard mine = strategy.placement(static_cast<std::size_t>(i)).updated;
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
       const at::Tensor gradient = mine.tensor.grad().flatten();
       all.narrow(0, offset + mine.begin, gradient.numel()).copy_(gradient);
@@ -52,8 +52,8 @@ std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
     }
     offset += parameters[static_cast<std::size_t>(i)].numel();
   }
-  if (strategy.sharded()) {
-    strategy.shard_group().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  if (dist::Communicator* const group = strategy.placements().group) {
+    group->all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
   std::vector<at::Tensor> whole;
   offset = 0;

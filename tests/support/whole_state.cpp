@@ -25,7 +25,7 @@ at::Tensor spread_out(train::Strategy& strategy) {
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const std::int64_t elements = strategy.list().parameters[i].numel();
-    const train::ParameterShard piece = strategy.piece(i);
+    const train::ParameterShard piece = strategy.placement(i).updated;
     if (piece.tensor.defined()) {
       const auto place = [&](int kind) {
         return all.narrow(0, offset + kind * elements + piece.begin, piece.tensor.numel());
@@ -49,8 +49,8 @@ WholeState whole_state(train::Strategy& strategy) {
   const nn::ParameterList& list = strategy.list();
   const std::vector<at::Tensor> weights = whole_weights(strategy);
   at::Tensor all = spread_out(strategy);
-  if (strategy.sharded()) {
-    strategy.shard_group().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  if (dist::Communicator* const group = strategy.placements().group) {
+    group->all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
   WholeState state;
   std::int64_t offset = 0;
@@ -70,7 +70,7 @@ WholeState local_state(Session& session) {
   WholeState state;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const std::string& name = strategy.list().parameters[i].name;
-    const train::ParameterShard stored = strategy.local_shard(i);
+    const train::ParameterShard stored = strategy.placement(i).kept;
     if (stored.tensor.defined()) state["parameter/" + name] = stored.tensor.detach().clone();
   }
   state["states"] = spread_out(strategy);

@@ -298,7 +298,7 @@ class RankRun {
       for (const std::size_t i : list.units[u].parameters) {
         const nn::Parameter& p = list.parameters[i];
         const at::Tensor tensor =
-            fake_ ? strategy_->piece(i).tensor : p.placement.whole_of(p.tensor.detach());
+            fake_ ? strategy_->placement(i).updated.tensor : p.placement.whole_of(p.tensor.detach());
         if (tensor.defined() && tensor.numel() > 0) digests[i] = digest_of(tensor.detach());
       }
     }
@@ -326,7 +326,7 @@ class RankRun {
 
   // An update that is too small for a parameter of 2 bytes to show is in the master weight alone.
   bool master_differs(std::size_t index) {
-    const at::Tensor mine = strategy_->piece(index).tensor;
+    const at::Tensor mine = strategy_->placement(index).updated.tensor;
     if (!mine.defined()) return false;
     strategy_->verify_weights();
     const auto states = strategy_->optimizer().state(mine);

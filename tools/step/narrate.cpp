@@ -24,13 +24,13 @@ Range range_of(const train::ParameterShard& piece) {
 
 Range parameter_held(const train::Strategy& strategy, std::size_t i) {
   const nn::Parameter& p = strategy.list().parameters[i];
-  return memory::has_storage(p.tensor) ? Range{0, p.numel()} : range_of(strategy.local_shard(i));
+  return memory::has_storage(p.tensor) ? Range{0, p.numel()} : range_of(strategy.placement(i).kept);
 }
 
 Range gradient_held(const train::Strategy& strategy, std::size_t i) {
   const nn::Parameter& p = strategy.list().parameters[i];
   if (p.tensor.grad().defined()) return {0, p.numel()};
-  const train::ParameterShard mine = strategy.piece(i);
+  const train::ParameterShard mine = strategy.placement(i).updated;
   return mine.tensor.defined() && mine.tensor.grad().defined() ? range_of(mine) : Range{};
 }
 
@@ -38,7 +38,7 @@ Range gradient_held(const train::Strategy& strategy, std::size_t i) {
 Range moments_held(train::Strategy& strategy, std::size_t i) {
   const nn::Parameter& p = strategy.list().parameters[i];
   if (!strategy.optimizer().state(p.tensor).empty()) return {0, p.numel()};
-  const train::ParameterShard mine = strategy.piece(i);
+  const train::ParameterShard mine = strategy.placement(i).updated;
   const bool known = mine.tensor.defined() && !strategy.optimizer().state(mine.tensor).empty();
   return known ? range_of(mine) : Range{};
 }

@@ -16,7 +16,7 @@ void print_by_rank(dist::Communicator& communicator, const std::string& title,
 /// What this rank holds of a small model now, in one line: "parameters aaaa bb   gradients .... ..
 /// moments aa.. bb". A letter stands for `a_letter` elements of one parameter (the last for what is
 /// left), the first parameter's is a; it is a dot if this rank holds none of them. Whole tensors
-/// are what counts if they are there, else what local_shard() and piece() say.
+/// are what counts if they are there, else what its placement says.
 std::string holdings(train::Strategy& strategy, std::int64_t a_letter = 1);
 
 /// Prints a legend, trains two steps on `batch`, this rank's, and prints after every phase the

@@ -8,7 +8,7 @@ namespace {
 
 // The gradient of parameter i if this rank owns it and any rank used it, else undefined.
 at::Tensor owned_gradient(const Strategy& strategy, std::size_t i) {
-  return strategy.owns(i) ? strategy.piece(i).tensor.grad() : at::Tensor();
+  return strategy.owns(i) ? strategy.placement(i).updated.tensor.grad() : at::Tensor();
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ void check_measured(Communicator& communicator, const Stage& stage) {
 
   std::int64_t updated = 0;  // bytes of the gradients that the update reads, and as many to write
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const at::Tensor piece = strategy.piece(i).tensor;
+    const at::Tensor piece = strategy.placement(i).updated.tensor;
     if (piece.defined()) updated += 2 * static_cast<std::int64_t>(piece.grad().nbytes());
   }
   const auto parameters = static_cast<double>(strategy.list().numel());

@@ -13,7 +13,7 @@
 ///         rank-00001-of-00002.safetensors
 ///
 /// Each rank writes what it owns: of every parameter the range of elements that it updates
-/// (train::Strategy::to_save), flat, as "parameter/NAME", and the optimizer states of these
+/// (train::Placement::saved), flat, as "parameter/NAME", and the optimizer states of these
 /// elements as "exp_avg/NAME", "exp_avg_sq/NAME", in mixed precision also "master/NAME". The
 /// metadata of the file say where they lie in the whole. If several ranks hold the same elements,
 /// the first of them writes them, so under ddp rank 0 writes everything. Every rank writes its own

@@ -18,7 +18,7 @@ safetensors::NamedTensors buffers_of(train::Strategy& strategy);
 std::vector<safetensors::Spec> specs_of(train::Strategy& strategy);
 
 /// Throws zero::Error that names the first parameter of which this rank holds
-/// (train::Strategy::local_shard()) a value that is infinite or NaN. The loss shows such weights
+/// (train::Placement::kept) a value that is infinite or NaN. The loss shows such weights
 /// only a step later; until then a save would replace the last good ones by them.
 void check_weights(train::Strategy& strategy);
 

@@ -41,7 +41,7 @@ namespace {
 // Of ranks that hold the same elements the first one on each axis writes them; no rank need ask.
 bool writes(const train::Strategy& strategy, std::size_t i) {
   const dist::Mesh& mesh = strategy.mesh();
-  const int parts = strategy.sharded() ? strategy.shard_group().size() : 1;
+  const int parts = strategy.placements().parts();
   return mesh.place(mesh.world().rank(), {"data"}) < parts &&
          (strategy.list().parameters[i].placement.is_cut() || mesh.tensor().rank() == 0) &&
          !strategy.stage_of_model().is_copy(i);  // the stage that trains it does
@@ -52,9 +52,9 @@ Contents contents_of(train::Strategy& strategy) {
   Contents all;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const nn::Parameter& p = strategy.list().parameters[i];
-    const train::ParameterShard shard = flat(strategy.to_save(i));
+    const train::ParameterShard shard = flat(strategy.placement(i).saved);
     if (!shard.tensor.defined() || !writes(strategy, i)) continue;
-    const at::Tensor updated = strategy.piece(i).tensor;
+    const at::Tensor updated = strategy.placement(i).updated.tensor;
     const optim::Optimizer& optimizer = strategy.optimizer();
     const std::string name = stored_name(kParameterKind, p.name);
     const std::int64_t n = shard.tensor.numel();

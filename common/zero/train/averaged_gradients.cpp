@@ -20,12 +20,14 @@ namespace zero::train {
 using dist::Purpose;
 
 AveragedGradients::AveragedGradients(const nn::ParameterList& list, const StageOfModel& stage,
-                                     const dist::Mesh& mesh, const Shards& shards,
+                                     const dist::Mesh& mesh, const Placements& placements,
+                                     const std::unique_ptr<optim::Optimizer>& optimizer,
                                      dist::ReduceType type, bool adds_averages)
     : list_(list),
       stage_(stage),
       mesh_(mesh),
-      shards_(shards),
+      placements_(placements),
+      optimizer_(optimizer),
       type_(type),
       adds_averages_(adds_averages),
       used_(list.size(), false) {
@@ -84,7 +86,7 @@ std::vector<double> AveragedGradients::report(Ask ask) {
 void AveragedGradients::take(Ask ask, const std::vector<std::vector<double>>& all,
                              std::size_t begin) {
   // Of the ranks that have copies of the same gradients the first ones count.
-  const int parts = shards_.sharded() ? shards_.shard_group().size() : 1;
+  const int parts = placements_.parts();
   bool well = true;
   optim::WideSum sum;
   std::vector<std::uint32_t> flags(stage_.whole().size() / kBits + 1);
@@ -114,7 +116,7 @@ void AveragedGradients::add_up(bool is_last_micro_batch) {
   for (std::size_t i = 0; i < accumulated_.size(); ++i) {
     at::Tensor& gradient = gradient_of(i);
     at::Tensor& sum = accumulated_[i];
-    if (gradient.defined() && shards_.piece(i).tensor.defined()) {
+    if (gradient.defined() && updated(i).defined()) {
       if (sum.defined()) {
         sum.add_(gradient);
       } else {
@@ -136,14 +138,14 @@ void AveragedGradients::forget() {
 
 // That of this rank's shard, or of the parameter itself if this rank has no shard.
 at::Tensor& AveragedGradients::gradient_of(std::size_t index) const {
-  const at::Tensor mine = shards_.piece(index).tensor;
-  return (mine.defined() ? mine : list_.parameters[index].tensor).mutable_grad();
+  return (updated(index).defined() ? updated(index) : list_.parameters[index].tensor)
+      .mutable_grad();
 }
 
 AveragedGradients::Own AveragedGradients::own() const {
   Own own;
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    const at::Tensor tensor = shards_.piece(i).tensor;
+    const at::Tensor& tensor = updated(i);
     if (!tensor.defined() || !tensor.grad().defined()) continue;
     own.indices.push_back(i);
     own.gradients.push_back(tensor.grad());
@@ -217,7 +219,7 @@ void AveragedGradients::multiply(double factor) {
 void AveragedGradients::scale(double factor) {
   note_change();
   const std::vector<at::Tensor> gradients = own().gradients;
-  if (factor != 1.0 && !gradients.empty()) shards_.scale(gradients, factor);
+  if (factor != 1.0 && !gradients.empty()) optimizer_->scale_gradients(gradients, factor);
 }
 
 bool AveragedGradients::take_suspicion() {

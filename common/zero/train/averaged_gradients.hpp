@@ -4,14 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/optim/optimizer.hpp>
 #include <zero/optim/wide_sum.hpp>
-#include <zero/train/parameter_shard.hpp>
+#include <zero/train/placement.hpp>
 #include <zero/train/stage_of_model.hpp>
 
 namespace zero::train {
@@ -31,10 +33,12 @@ struct NonfiniteGradient {
 class AveragedGradients {
  public:
   /// All must outlive this object. `list`: the parameters, and `stage` their places in the whole
-  /// model. `type`: of sums over the tensor axis. `adds_averages`: micro-batches are averaged one
-  /// by one and then added up.
+  /// model. `placements`: what this rank updates; `optimizer` (made by the first call of clip() or
+  /// multiply()) updates it. `type`: of sums over the tensor axis. `adds_averages`: micro-batches
+  /// are averaged one by one and then added up.
   AveragedGradients(const nn::ParameterList& list, const StageOfModel& stage,
-                    const dist::Mesh& mesh, const Shards& shards, dist::ReduceType type,
+                    const dist::Mesh& mesh, const Placements& placements,
+                    const std::unique_ptr<optim::Optimizer>& optimizer, dist::ReduceType type,
                     bool adds_averages);
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
@@ -97,6 +101,9 @@ class AveragedGradients {
     std::vector<std::size_t> indices;
     std::vector<at::Tensor> gradients;
   };
+  const at::Tensor& updated(std::size_t index) const {
+    return placements_.of[index].updated.tensor;
+  }
   at::Tensor& gradient_of(std::size_t index) const;
   Own own() const;
   void exchange(Ask ask);
@@ -113,7 +120,8 @@ class AveragedGradients {
   const nn::ParameterList& list_;
   const StageOfModel& stage_;
   const dist::Mesh& mesh_;
-  const Shards& shards_;
+  const Placements& placements_;
+  const std::unique_ptr<optim::Optimizer>& optimizer_;
   dist::ReduceType type_;
   bool adds_averages_;
   double loss_scale_ = 1;

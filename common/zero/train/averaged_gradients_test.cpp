@@ -1,4 +1,3 @@
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/full_like.h>
 
 #include <cmath>
@@ -6,6 +5,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/distributed/statement.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/train/averaged_gradients.hpp>
 
 namespace zero::train {
@@ -16,26 +16,23 @@ using testing::on_ranks;
 using testing::Toy;
 
 // Parameter i is that of rank i modulo the number of ranks.
-struct Averages final : Shards {
+struct Averages {
   explicit Averages(dist::Communicator& communicator, bool adds_averages = false,
                     at::ScalarType dtype = at::kFloat)
       : ranks(communicator),
         toy(alone_in(dtype)),
-        gradients(list, stage, mesh, *this, dist::ReduceType::kOwn, adds_averages) {}
+        gradients(list, stage, mesh, placements, optimizer, dist::ReduceType::kOwn, adds_averages) {
+    placements.group = &communicator;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      placements.of.push_back({.updated = {owns(i) ? list.parameters[i].tensor : at::Tensor()}});
+    }
+  }
   static Toy alone_in(at::ScalarType dtype) {
     Toy toy = Toy::alone();
     toy.model->to(dtype);
     return toy;
   }
   bool owns(std::size_t i) const { return static_cast<int>(i) % ranks.size() == ranks.rank(); }
-  ParameterShard piece(std::size_t i) const override {
-    return {owns(i) ? list.parameters[i].tensor : at::Tensor()};
-  }
-  bool sharded() const override { return true; }
-  void scale(const std::vector<at::Tensor>& all, double factor) const override {
-    at::_foreach_mul_(all, factor);
-  }
-  dist::Communicator& shard_group() const override { return ranks; }
 
   // Ends a reduction after which every element of a gradient is `value`.
   void reduce(double value, bool is_last = true) {
@@ -54,6 +51,8 @@ struct Averages final : Shards {
   const nn::ParameterList list = nn::list_parameters(*toy.model);
   const StageOfModel stage{*toy.model, list};
   const dist::Mesh mesh{ranks};
+  Placements placements;
+  std::unique_ptr<optim::Optimizer> optimizer = optim::sgd()(toy.model->parameters());
   AveragedGradients gradients;
 };
 

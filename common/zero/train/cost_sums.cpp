@@ -9,7 +9,7 @@ CostSums::CostSums(const Strategy& strategy) : others(strategy.communicator().si
     const bool owns = strategy.owns(i);
     parameters += p.bytes();
     if (owns) own_parameters += p.bytes();
-    const at::Tensor mine = strategy.piece(i).tensor;
+    const at::Tensor mine = strategy.placement(i).updated.tensor;
     const bool trains = p.tensor.requires_grad();
     if (mine.defined() && (trains || strategy.optimizer().steps(mine) > 0)) {
       optimizer += strategy.optimizer().state_bytes(mine);

@@ -11,6 +11,16 @@ Owners::Owners(const nn::ParameterList& list, const dist::Communicator& communic
   owners_ = assign_owners(bytes, communicator.size(), ownership);
 }
 
+Placements Owners::placements(const nn::ParameterList& list, dist::Communicator& group) const {
+  Placements all{.of = {}, .group = &group};
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const at::Tensor& whole = list.parameters[i].tensor;
+    const ParameterShard mine = this->mine(i) ? ParameterShard{whole} : ParameterShard{};
+    all.of.push_back({.updated = mine, .kept = {memory::raw(whole)}, .saved = mine});
+  }
+  return all;
+}
+
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
                            const Owners& owners, dist::Communicator& communicator) {
   // One broadcast per parameter. All start before the first wait, so broadcasts of different owners

@@ -5,6 +5,7 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/ownership.hpp>
+#include <zero/train/placement.hpp>
 
 namespace zero::train {
 
@@ -16,6 +17,8 @@ class Owners {
 
   int of(std::size_t index) const { return owners_[index]; }
   bool mine(std::size_t index) const { return owners_[index] == rank_; }
+  /// Every rank keeps all of `list`, and updates what it owns. `group`: all owners.
+  Placements placements(const nn::ParameterList& list, dist::Communicator& group) const;
 
  private:
   std::vector<int> owners_;

@@ -1,5 +1,6 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <bit>
@@ -48,6 +49,25 @@ std::string ParameterWrites::text() const {
     all += fmt::format("a write into parameter '{}' with digest {}\n", name, digest);
   }
   return all;
+}
+
+std::vector<std::uint64_t> ShownValues::digests(std::size_t unit) const {
+  std::vector<std::uint64_t> all;
+  for (const std::size_t i : list_.units[unit].parameters) {
+    const at::Tensor& parameter = list_.parameters[i].tensor;
+    all.push_back(parameter.is_cpu() ? digest_of_bits(parameter) : 0);
+  }
+  return all;
+}
+
+void ShownValues::note_writes(std::size_t unit) {
+  const auto shown = shown_.extract(unit);
+  if (shown.empty()) return;  // nobody held it, as when a checkpoint is loaded
+  const std::vector<std::uint64_t> now = digests(unit), &before = shown.mapped();
+  for (std::size_t k = 0; k < now.size(); ++k) {
+    if (now[k] == before[k]) continue;
+    torch::autograd::impl::bump_version(list_.parameters[list_.units[unit].parameters[k]].tensor);
+  }
 }
 
 }  // namespace zero::train

@@ -2,9 +2,13 @@
 
 #include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
+
+#include <zero/nn/parameters.hpp>
 
 namespace zero::train {
 
@@ -31,6 +35,25 @@ class ParameterWrites {
  private:
   std::map<std::string, std::uint64_t> digests_;  // by name: of all values that were written
   std::string refused_;
+};
+
+/// What scopes of Strategy::unshard() have shown of units, so that a write through data() is
+/// noticed, which does not change the version counter.
+class ShownValues {
+ public:
+  /// `list` must outlive this object.
+  explicit ShownValues(const nn::ParameterList& list) : list_(list) {}
+  /// A scope shows the parameters of `unit`.
+  void note(std::size_t unit) { shown_[unit] = digests(unit); }
+  /// The last scope of the unit ends: raises the version counters of parameters whose values have
+  /// changed, so that the write is found. Not on a device, where the host would wait for them.
+  void note_writes(std::size_t unit);
+
+ private:
+  std::vector<std::uint64_t> digests(std::size_t unit) const;
+
+  const nn::ParameterList& list_;
+  std::map<std::size_t, std::vector<std::uint64_t>> shown_;  // by unit: of its parameters
 };
 
 }  // namespace zero::train

@@ -56,11 +56,18 @@ Strategy::Strategy(const StrategyArguments& arguments)
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       list_(HeldModel::free_parameters(arguments)),
       stage_of_model_(model_, list_),
+      placements_(whole(list_)),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
-      averaged_(list_, stage_of_model_, mesh_, *this, arguments.reduce_type, reduces_each_),
+      shown_(list_),
+      averaged_(list_, stage_of_model_, mesh_, placements_, optimizer_, arguments.reduce_type,
+                reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
       first_values_(model_, list_, communicator_, held_, arguments.values),
-      passes_(model_, list_, mesh_.world(), *this, *this) {
+      passes_(model_, list_, mesh_.world(),
+              {.gather = [this](std::size_t u, Gather why) { gather(u, why); },
+               .drop = [this](std::size_t u) { drop(u); }},
+              {.ready = [this](std::size_t i) { gradient_ready(i); },
+               .drop = [this] { zero_grad(); }}) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
   mesh_.verify_same_at({"pipeline"}, kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
@@ -116,24 +123,20 @@ void Strategy::backward(const at::Tensor& loss) {
   passes_.backward(loss, reduces_now());
 }
 
-void Strategy::reduce_after_backward(std::vector<BackwardSchedule::Item> items,
-                                     std::function<void(std::size_t item)> reduce) {
-  reduce_after_backward_ = [this, items = std::move(items), reduce = std::move(reduce)] {
-    const auto trains = [this](std::size_t i) { return trainable(i); };
-    for (std::size_t k = items.size(); k-- > 0;) {
-      if (std::ranges::any_of(items[k].parameters, trains)) reduce(k);
-    }
-  };
+void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
+                                  BackwardSchedule::Reduce reduce, Units units) {
+  passes_.schedule().set_items(std::move(items), std::move(reduce), units, /*in_backward=*/true);
 }
 
-void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
-                                  BackwardSchedule::Actions actions) {
-  passes_.set_schedule(std::move(items), std::move(actions));
+void Strategy::reduce_after_backward(std::vector<BackwardSchedule::Item> items,
+                                     BackwardSchedule::Reduce reduce) {
+  passes_.schedule().set_items(std::move(items), std::move(reduce), Units::kWhole,
+                               /*in_backward=*/false);
 }
 
 void Strategy::finish_backward() {
   if (!reduces_now()) return;
-  if (reduce_after_backward_) reduce_after_backward_();
+  passes_.schedule().reduce_all();
   // Drops gradients of parameters that no rank used. On a tensor axis, adds up those on the
   // residual stream. Adds up the averages of micro-batches if each was reduced by itself. Changes
   // no other.
@@ -173,9 +176,7 @@ void Strategy::zero_grad() {
   passes_.forget_gradients();
   for (std::size_t i = 0; i < count(); ++i) {
     drop_gradient(i);
-    if (const ParameterShard mine = piece(i); mine.tensor.defined()) {
-      mine.tensor.mutable_grad().reset();
-    }
+    if (owns(i)) placement(i).updated.tensor.mutable_grad().reset();
   }
   awaits_reduction_ = false;
   averaged_.forget();
@@ -199,26 +200,27 @@ void Strategy::unshard(std::size_t unit) {
   const dist::CallScope of_unit(mesh_.world(), "", list_.units[unit].name);
   const nn::Unwatched unwatched;  // in a forward of a plain module these are no reads of its own
   verify_weights();
-  passes_.is_running() ? gather(unit) : gather_to_read(unit);
+  gather(unit, passes_.is_running() ? Gather::kOther : Gather::kRead);
   finish_parameters();          // the caller may write where other ranks read until now
   communicator_.synchronize();  // the host is about to read
-  if (!passes_.use().is_held(unit)) {
+  if (!schedule().is_held(unit)) {
     writes();  // what was written before the scope is refused
-    shown_[unit] = digests(unit);
+    shown_.note(unit);
   }
-  passes_.use().hold(unit);
+  passes_.schedule().hold(unit);
 }
 
 void Strategy::reshard(std::size_t unit) {
   const nn::Unwatched unwatched;
-  passes_.use().release(unit);
-  if (!passes_.use().is_held(unit)) {
-    note_hidden_writes(unit);
+  BackwardSchedule& schedule = passes_.schedule();
+  schedule.release(unit);
+  if (!schedule.is_held(unit)) {
+    shown_.note_writes(unit);
     keep_writes(unit);
     for (const std::size_t i : list_.units[unit].parameters) note_possible_write(i);
   }
   // backward() drops everything at its end.
-  if (!in_backward() && !is_in_use(unit)) drop(unit);
+  if (!passes_.in_backward()) schedule.drop(unit);
 }
 
 // Tensor ranks write other values into their parts.
@@ -233,40 +235,12 @@ void Strategy::verify_writes() {
   forget_writes();
 }
 
-// On a device the host would wait for them: there a write through data() is not seen.
-std::vector<std::uint64_t> Strategy::digests(std::size_t unit) const {
-  std::vector<std::uint64_t> all;
-  for (const std::size_t i : list_.units[unit].parameters) {
-    all.push_back(parameter(i).is_cpu() ? digest_of_bits(parameter(i)) : 0);
-  }
-  return all;
-}
-
-// A write through data() does not change the version counter, by which it is found later.
-void Strategy::note_hidden_writes(std::size_t unit) {
-  const auto shown = shown_.extract(unit);
-  if (shown.empty()) return;  // nobody held it, as when a checkpoint is loaded
-  const std::vector<std::uint64_t> now = digests(unit), &before = shown.mapped();
-  for (std::size_t k = 0; k < now.size(); ++k) {
-    if (now[k] == before[k]) continue;
-    torch::autograd::impl::bump_version(parameter(list_.units[unit].parameters[k]));
-  }
-}
-
 // An optimizer that keeps a copy of what it updates (optim::with_master_weights()) looks at version
 // counters. The tensor that it holds has another one than the parameter that the program sees.
 void Strategy::note_possible_write(std::size_t index) const {
-  const at::Tensor mine = piece(index).tensor;
+  const at::Tensor& mine = placement(index).updated.tensor;
   if (!mine.defined() || mine.is_same(parameter(index))) return;
   torch::autograd::impl::bump_version(mine);
-}
-
-void Strategy::gather_all() {
-  for (std::size_t u = 0; u < list_.units.size(); ++u) gather(u);
-}
-
-void Strategy::reshard_all() {
-  for (std::size_t u = 0; u < list_.units.size(); ++u) drop(u);
 }
 
 void Strategy::release() {
@@ -287,20 +261,15 @@ void Strategy::release() {
   held_.release(values);
 }
 
-ParameterShard Strategy::local_shard(std::size_t index) const {
-  return memory::has_storage(parameter(index)) ? ParameterShard{parameter(index), 0}
-                                               : ParameterShard{};
-}
-
 std::int64_t Strategy::gathers(std::size_t unit) const {
-  const std::int64_t once = uses(unit) > 0 ? 1 : 0;
-  return unit == kRoot ? once : uses(unit) + once;
+  const std::int64_t uses = schedule().uses(unit), once = uses > 0 ? 1 : 0;
+  return unit == kRoot ? once : uses + once;
 }
 
 std::vector<std::size_t> Strategy::backward_order() const {
   std::vector<std::size_t> order;
   for (std::size_t i = count(); i-- > 0;) {
-    if (trainable(i)) order.push_back(i);
+    if (parameter(i).requires_grad()) order.push_back(i);
   }
   return order;
 }
@@ -319,12 +288,21 @@ void Strategy::note_used(const std::vector<std::size_t>& indices) {
   for (const std::size_t i : indices) averaged_.note_used(i, gradient(i).defined());
 }
 
-void Strategy::shard_optimizer() {
+Placements Strategy::whole(const nn::ParameterList& list) {
+  Placements all;
+  for (const nn::Parameter& p : list.parameters) {
+    all.of.push_back({{p.tensor}, {memory::raw(p.tensor)}, {p.tensor}});
+  }
+  return all;
+}
+
+void Strategy::shard_optimizer(Placements placements) {
+  placements_ = std::move(placements);
   std::unordered_map<const at::TensorImpl*, std::size_t> index;
   for (std::size_t i = 0; i < count(); ++i) index[parameter(i).unsafeGetTensorImpl()] = i;
   optimizer_->replace([&](const at::Tensor& tensor) {
     const auto found = index.find(tensor.unsafeGetTensorImpl());
-    return found == index.end() ? at::Tensor() : piece(found->second).tensor;
+    return found == index.end() ? at::Tensor() : placement(found->second).updated.tensor;
   });
 }
 

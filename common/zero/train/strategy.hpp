@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,12 +13,11 @@
 #include <zero/distributed/statement.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
-#include <zero/train/backward/pass_hooks.hpp>
 #include <zero/train/costs.hpp>
 #include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
-#include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_writes.hpp>
+#include <zero/train/placement.hpp>
 #include <zero/train/stage_of_model.hpp>
 #include <zero/train/strategy_arguments.hpp>
 
@@ -38,14 +36,14 @@ namespace zero::train {
 /// All ranks must call all functions except plain getters, in the same order. Each call blocks
 /// until this rank's part is done, and throws zero::Error when a peer fails.
 ///
-/// A chapter derives a class, and overrides what its stage does in another way: chapter 00 little
-/// more than finish_backward(). The base class calls the hooks of units and parameters, and has
-/// companions for what all chapters share.
+/// A chapter derives a class. Its constructor says what this rank keeps (shard_optimizer()) and
+/// when gradients are reduced, and it overrides what its stage does in another way: chapter 00
+/// little more than finish_backward().
 ///
 /// Chapter 08 splits a model over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on
 /// what this tensor rank holds, its communicator() is the data axis, and all ranks of the mesh
 /// call.
-class Strategy : public Shards, protected PassHooks {
+class Strategy {
  public:
   virtual ~Strategy();
   Strategy(const Strategy&) = delete;
@@ -67,18 +65,42 @@ class Strategy : public Shards, protected PassHooks {
   /// backward() that passes through the model.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
-  /// responsible for (see owns()) are the average over ranks. A stage that does not
-  /// reduce_in_backward() reduces them here. An override calls Strategy::finish_backward() last;
-  /// see AveragedGradients::complete().
+  /// responsible for (see owns()) are the average over ranks. An override calls
+  /// Strategy::finish_backward() last; see AveragedGradients::complete().
   virtual void finish_backward();
   /// Updates what this rank owns.
   virtual void optimizer_step();
   /// Makes parameters whole again if the stage keeps them whole.
   virtual void sync_parameters() {}
   /// Drops all gradients.
-  void zero_grad() override;
+  virtual void zero_grad();
 
   // What else a program may call.
+
+  /// Call before backward(): whether the gradients of this micro-batch are reduced after it
+  /// (default: yes). False for all micro-batches of a step except the last.
+  void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
+  /// Scales the gradients so that their global L2 norm is at most `max_norm`; returns the norm
+  /// before scaling. See AveragedGradients::clip().
+  virtual float clip_grad_norm(double max_norm);
+  /// AveragedGradients::set_loss_scale(); the optimizer divides by it. Throws zero::Error if it
+  /// cannot (optim::Optimizer::set_gradient_scale()).
+  void set_loss_scale(double scale);
+
+  /// Makes the parameters of unit `unit` whole for reading and writing, until reshard() has been
+  /// called as often. Allowed during forward() and backward() too. See UnshardedParameters, which
+  /// calls both.
+  void unshard(std::size_t unit);
+  void reshard(std::size_t unit);
+  /// What the program has written into parameters since the last forget_writes(), in scopes of
+  /// unshard(); what it has written elsewhere is refused. These functions send nothing.
+  virtual ParameterWrites writes() { return {}; }
+  virtual void forget_writes() {}
+  /// For an exchange between ranks: what must be the same on all of them.
+  dist::Statement::Topic topic_of_writes();
+  /// Throws zero::Error on all ranks if they have written other values, or where a write does not
+  /// count. Called by all ranks before the weights leave the engine; blocks.
+  void verify_writes();
 
   /// Calls `change`, which overwrites weights and optimizer states. If it fails on one rank, all
   /// throw an error that begins with `what`. From then on these are partly changed: forward(),
@@ -87,20 +109,6 @@ class Strategy : public Shards, protected PassHooks {
   void change_on_all_ranks(const std::string& what, const std::function<void()>& change);
   /// Throws zero::Error after a change_on_all_ranks() that failed: call it before weights are read.
   void verify_weights() const;
-
-  /// Call before backward(): whether the gradients of this micro-batch are reduced after it
-  /// (default: yes). False for all micro-batches of a step except the last.
-  void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
-
-  /// Scales the gradients so that their global L2 norm is at most `max_norm`; returns the norm
-  /// before scaling. See AveragedGradients::clip().
-  virtual float clip_grad_norm(double max_norm);
-
-  /// Makes the parameters of unit `unit` whole for reading and writing, until reshard() has been
-  /// called as often. Allowed during forward() and backward() too. See UnshardedParameters, which
-  /// calls both.
-  void unshard(std::size_t unit);
-  void reshard(std::size_t unit);
 
   /// At a stage that gathers units: those of the last forward() that trained, in the order in which
   /// they ran, a line each; ranks must have run the same. Who compares it, with other things that
@@ -112,50 +120,25 @@ class Strategy : public Shards, protected PassHooks {
       "chooses belong in one unit: units_named()";
   virtual void ranks_compared(bool /*same*/) {}
 
-  /// What the program has written into parameters since the last forget_writes(), in scopes of
-  /// unshard(); what it has written elsewhere is refused. These functions send nothing.
-  virtual ParameterWrites writes() { return {}; }
-  virtual void forget_writes() {}
-  /// For an exchange between ranks: what must be the same on all of them.
-  dist::Statement::Topic topic_of_writes();
-  /// Throws zero::Error on all ranks if they have written other values, or where a write does not
-  /// count. Called by all ranks before the weights leave the engine; blocks.
-  void verify_writes();
-
   /// Gives the model back: parameters are whole on every rank, in storage of their own, gradients
   /// are dropped, and other strategies or ordinary programs may use the model. This strategy cannot
   /// train afterwards. A model whose strategy is destroyed without release() is refused by other
   /// strategies. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
   void release();
 
-  // What this rank holds: a chapter from 01 on overrides it.
+  // What it is made of.
 
-  /// Whether this rank updates parameter `index`, and holds its averaged gradient.
-  virtual bool owns(std::size_t index) const { return true; }
-  /// The part of parameter `index` that this rank updates: all of it if it owns it, unless the
-  /// chapter splits tensors.
-  ParameterShard piece(std::size_t index) const override {
-    return owns(index) ? ParameterShard{parameter(index), 0} : ParameterShard{};
-  }
-  /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
-  /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
-  /// the stage keeps parameters whole. After a change all ranks call passes().weights_changed().
-  virtual ParameterShard local_shard(std::size_t index) const;
-  /// The part of parameter `index` that a checkpoint gets from this rank: the ranks of
-  /// shard_group() together have each element once, also of a parameter that none of them updates.
-  virtual ParameterShard to_save(std::size_t index) const { return piece(index); }
-  /// Whether ranks own different parameters. The same answer on all ranks.
-  bool sharded() const override { return false; }
-  /// See Shards.
-  void scale(const std::vector<at::Tensor>& gradients, double factor) const override {
-    optimizer_->scale_gradients(gradients, factor);
-  }
-  /// See Shards. All data ranks, unless the chapter says otherwise.
-  dist::Communicator& shard_group() const override { return communicator_; }
+  /// What this rank updates and keeps of parameter `index`. Before it is read or written where the
+  /// stage gathers what has been updated later, finish_parameters(); after a change of it all ranks
+  /// call passes().weights_changed().
+  const Placement& placement(std::size_t index) const { return placements_.of[index]; }
+  const Placements& placements() const { return placements_; }
+  /// Whether this rank updates any of parameter `index`, and holds its averaged gradient.
+  bool owns(std::size_t index) const { return placement(index).updated.tensor.defined(); }
+  /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
+  virtual void finish_parameters() {}
   /// Bytes of this rank by the formulas of the stage.
   virtual Costs costs() const = 0;
-
-  // What it is made of.
 
   const nn::ParameterList& list() const { return list_; }
   nn::Model& model() { return model_; }
@@ -172,9 +155,6 @@ class Strategy : public Shards, protected PassHooks {
   bool reduces_each() const { return reduces_each_; }
   /// The gradients after finish_backward(): loss scale, norm, whether all are finite.
   AveragedGradients& averaged_gradients() { return averaged_; }
-  /// AveragedGradients::set_loss_scale(); the optimizer divides by it. Throws zero::Error if it
-  /// cannot (optim::Optimizer::set_gradient_scale()).
-  void set_loss_scale(double scale);
   /// What forward() and backward() run in; shows gradients to an observer.
   AutogradPasses& passes() { return passes_; }
 
@@ -185,41 +165,45 @@ class Strategy : public Shards, protected PassHooks {
   /// error names the first difference.
   explicit Strategy(const StrategyArguments& arguments);
 
-  // What a chapter may override, besides PassHooks.
+  // What a chapter may override: what it does with a unit. Called while passes run.
 
-  /// PassHooks::gather() for unshard() outside of forward() and backward(). A stage that rounds
-  /// what it gathers shows the weights themselves here.
-  virtual void gather_to_read(std::size_t unit) { gather(unit); }
+  /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are. A stage that
+  /// rounds what it gathers shows the weights themselves for Gather::kRead.
+  virtual void gather(std::size_t /*unit*/, Gather /*why*/) {}
+  /// Drops what this rank does not keep of the unit, which nobody uses.
+  virtual void drop(std::size_t /*unit*/) {}
   /// Called when nobody holds the unit any more: takes over what the program has written into it.
-  virtual void keep_writes(std::size_t unit) {}
-  /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
-  virtual void finish_parameters() {}
+  virtual void keep_writes(std::size_t /*unit*/) {}
+  /// The gradient of trainable parameter `index` is complete. The order may differ between ranks:
+  /// reductions follow by reduce_in_backward().
+  virtual void gradient_ready(std::size_t /*index*/) {}
   /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root is
   /// gathered once, and other units for each use in forward and once for backward.
   virtual std::int64_t gathers(std::size_t unit) const;
 
-  // What a chapter may call.
+  // What its constructor calls.
+
+  /// Sends the model's first values, from rank 0.
+  FirstValues& first_values() { return first_values_; }
+  /// What this rank has of each parameter. The optimizer forgets all that it does not update.
+  void shard_optimizer(Placements placements);
+  /// From now on gradients are reduced while backward() runs, when they are complete and in the
+  /// same order on all ranks, and units are gathered and dropped: see BackwardSchedule.
+  void reduce_in_backward(std::vector<BackwardSchedule::Item> items,
+                          BackwardSchedule::Reduce reduce, Units units = Units::kWhole);
+  /// The same in finish_backward(), last to first.
+  void reduce_after_backward(std::vector<BackwardSchedule::Item> items,
+                             BackwardSchedule::Reduce reduce);
+
+  // What it may call.
 
   static constexpr std::size_t kRoot = 0;  ///< the outermost unit, the model itself
   std::size_t count() const { return list_.size(); }
   const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }
-  bool trainable(std::size_t index) const { return parameter(index).requires_grad(); }
   at::Tensor& gradient(std::size_t index) const { return parameter(index).mutable_grad(); }
   void drop_gradient(std::size_t index) const { gradient(index) = at::Tensor(); }
   /// Indices of all trainable parameters in reverse registration order.
   std::vector<std::size_t> backward_order() const;
-
-  /// Called by a constructor: from now on finish_backward() reduces, last to first, the items that
-  /// have a trainable parameter.
-  void reduce_after_backward(std::vector<BackwardSchedule::Item> items,
-                             std::function<void(std::size_t item)> reduce);
-  /// Called by a constructor: from now on gradients are reduced while backward() runs, when they
-  /// are complete and in the same order on all ranks; see BackwardSchedule.
-  void reduce_in_backward(std::vector<BackwardSchedule::Item> items,
-                          BackwardSchedule::Actions actions);
-  /// How often unit `unit` ran in the last forward() that trains; 1 before the first. For a stage
-  /// that reduces in backward.
-  std::int64_t uses(std::size_t unit) const { return passes_.schedule()->uses(unit); }
   /// Whether finish_backward() reduces after this micro-batch.
   bool reduces_now() const { return requires_gradient_sync_ || reduces_each_; }
   /// The local gradient of a parameter, for a reduction: zeros if backward made none, because other
@@ -227,19 +211,8 @@ class Strategy : public Shards, protected PassHooks {
   at::Tensor& gradient_to_reduce(std::size_t index);
   /// Notes which parameters have a gradient, before they are reduced together.
   void note_used(const std::vector<std::size_t>& indices);
-
-  /// Sends the model's first values, from rank 0: each constructor calls it.
-  FirstValues& first_values() { return first_values_; }
-  /// Makes the optimizer forget every parameter that this rank does not own.
-  void shard_optimizer();
-
-  /// Whether backward() is running.
-  bool in_backward() const { return passes_.in_backward(); }
-  /// Whether unit `unit` is between unshard() and reshard(), or its forward is running.
-  bool is_in_use(std::size_t unit) const { return passes_.use().is_in_use(unit); }
-  /// Makes the parameters of all units whole, and drops what this rank does not keep of any unit.
-  void gather_all();
-  void reshard_all();
+  /// Which units are in use, and how often they ran.
+  const BackwardSchedule& schedule() const { return passes_.schedule(); }
 
   nn::Model& model_;
   const dist::Mesh mesh_;
@@ -250,19 +223,18 @@ class Strategy : public Shards, protected PassHooks {
   void update();
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);
-  std::vector<std::uint64_t> digests(std::size_t unit) const;
-  void note_hidden_writes(std::size_t unit);
+  static Placements whole(const nn::ParameterList& list);
   void note_possible_write(std::size_t index) const;
 
   nn::ParameterList list_;
   const StageOfModel stage_of_model_;
+  Placements placements_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   const bool reduces_each_;  // every micro-batch
   bool requires_gradient_sync_ = true;
   bool awaits_reduction_ = false;  // backward() began; finish_backward() must reduce its gradients
-  std::function<void()> reduce_after_backward_;
-  std::string failure_;                                      // that has left weights partly changed
-  std::map<std::size_t, std::vector<std::uint64_t>> shown_;  // by held unit: of its parameters
+  std::string failure_;            // that has left weights partly changed
+  ShownValues shown_;
   AveragedGradients averaged_;
   HeldModel held_;
   FirstValues first_values_;

@@ -35,7 +35,8 @@ std::vector<at::Tensor> trained(Run run) {
   for (int step = 0; step < 3; ++step) {
     run.step(step);
     for (std::size_t i = 0; i < run.strategy->list().size(); ++i) {
-      const at::Tensor shard = run.strategy->local_shard(i).tensor;
+      run.strategy->finish_parameters();
+      const at::Tensor shard = run.strategy->placement(i).kept.tensor;
       if (shard.defined()) seen.push_back(shard.detach().cpu().clone());
     }
   }

@@ -174,7 +174,7 @@ class EngineTrained final : public Trained {
   void change(const Change& change) override {
     train::Strategy& strategy = engine_.strategy();
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      const train::ParameterShard mine = strategy.piece(i);
+      const train::ParameterShard mine = strategy.placement(i).updated;
       if (!mine.tensor.defined()) continue;
       const at::Tensor& gradient = mine.tensor.grad();
       change(i, memory::raw(mine.tensor).view({-1}),

@@ -1,5 +1,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -10,29 +12,15 @@
 
 namespace zero::train {
 
-BackwardSchedule::BackwardSchedule(const nn::ParameterList& list, std::vector<Item> items,
-                                   Actions actions)
-    : list_(list),
-      items_(std::move(items)),
-      actions_(std::move(actions)),
-      item_of_(list.size(), items_.size()),
-      of_unit_(list.units.size()),
-      states_(items_.size(), State::kAbsent),
-      missing_(items_.size(), 0),
-      uses_(list.units.size(), 1),
-      pending_uses_(list.units.size(), 0),
-      outside_uses_(list.units.size(), 0) {
-  for (std::size_t k = items_.size(); k-- > 0;) order_.push_back(k);
-  if (reshards()) {
-    std::stable_sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
-      return items_[a].unit > items_[b].unit;
-    });
-  }
-  for (const std::size_t k : order_) {
-    of_unit_[items_[k].unit].push_back(k);
-    for (const std::size_t i : items_[k].parameters) item_of_[i] = k;
-  }
+namespace {
+constexpr std::size_t kRoot = 0;
 }
+
+BackwardSchedule::BackwardSchedule(const nn::ParameterList& list, Actions actions)
+    : list_(list),
+      actions_(std::move(actions)),
+      item_of_(list.size(), 0),
+      state_(list.units.size()) {}
 
 std::vector<BackwardSchedule::Item> BackwardSchedule::one_by_one(const nn::ParameterList& list) {
   std::vector<Item> items;
@@ -40,40 +28,102 @@ std::vector<BackwardSchedule::Item> BackwardSchedule::one_by_one(const nn::Param
   return items;
 }
 
+void BackwardSchedule::set_items(std::vector<Item> items, Reduce reduce, Units units,
+                                 bool in_backward) {
+  items_ = std::move(items);
+  reduce_ = std::move(reduce);
+  units_ = units;
+  reduces_in_backward_ = in_backward;
+  states_.assign(items_.size(), State::kAbsent);
+  missing_.assign(items_.size(), 0);
+  item_of_.assign(list_.size(), items_.size());
+  for (std::size_t k = items_.size(); k-- > 0;) order_.push_back(k);
+  if (drops()) {
+    std::stable_sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
+      return items_[a].unit > items_[b].unit;
+    });
+  }
+  for (const std::size_t k : order_) {
+    state_[items_[k].unit].items.push_back(k);
+    for (const std::size_t i : items_[k].parameters) item_of_[i] = k;
+  }
+}
+
+bool BackwardSchedule::trains(std::size_t parameter) const {
+  return list_.parameters[parameter].tensor.requires_grad();
+}
+
+std::size_t BackwardSchedule::trainable_members(std::size_t item) const {
+  const auto trains_too = [this](std::size_t i) { return trains(i); };
+  return static_cast<std::size_t>(std::ranges::count_if(items_[item].parameters, trains_too));
+}
+
+// ---- forward
+
 void BackwardSchedule::begin_forward(bool trains) {
-  if (in_forward_) pending_uses_ = before_forward_;
+  if (in_forward_) restore_pending();
   in_forward_ = true;
   trains_ = trains;
-  before_forward_ = pending_uses_;
-  // Evaluation is not part of a step.
-  if (trains) uses_.assign(uses_.size(), 0);
+  for (UnitState& unit : state_) {
+    unit.before_forward = unit.pending;
+    if (trains) unit.uses = 0;  // an evaluation is not part of a step
+  }
 }
 
-void BackwardSchedule::enter_forward(std::size_t u) {
-  leave_units_for(u);
-  if (!c10::GradMode::is_enabled()) return;
-  if (!in_forward_ && !in_backward_) ++outside_uses_[u];
-  if (!in_forward_ || !trains_) return;
-  ++uses_[u];
-  ++pending_uses_[u];
+void BackwardSchedule::restore_pending() {
+  for (UnitState& unit : state_) unit.pending = unit.before_forward;
 }
+
+void BackwardSchedule::enter_forward(std::size_t u, Gather why) {
+  leave_units_for(u);
+  if (c10::GradMode::is_enabled()) {
+    UnitState& unit = state_[u];
+    if (!in_forward_ && !in_backward_) ++unit.outside;
+    if (in_forward_ && trains_) {
+      ++unit.uses;
+      ++unit.pending;
+    }
+  }
+  actions_.gather(u, why);
+  ++state_[u].running;
+}
+
+void BackwardSchedule::leave_forward(std::size_t u) {
+  std::int64_t& running = state_[u].running;
+  if (running > 0) --running;
+  const bool waits_for_backward = u == kRoot || units_ == Units::kGatheredOnce;
+  if (!c10::GradMode::is_enabled() || !waits_for_backward) drop(u);
+}
+
+void BackwardSchedule::stop_forwards() {
+  for (UnitState& unit : state_) unit.running = 0;
+}
+
+// ---- backward
 
 void BackwardSchedule::begin_backward(bool reduces) {
-  if (std::exchange(in_forward_, false)) pending_uses_ = before_forward_;
+  if (std::exchange(in_forward_, false)) restore_pending();
   in_backward_ = true;
-  reduces_ = reduces;
+  reduces_ = reduces && reduces_in_backward_;
   next_ = 0;
   for (std::size_t k = 0; k < items_.size(); ++k) {
-    const auto& members = items_[k].parameters;
-    missing_[k] = static_cast<std::size_t>(std::ranges::count_if(
-        members, [this](auto i) { return list_.parameters[i].tensor.requires_grad(); }));
+    missing_[k] = trainable_members(k);
     states_[k] = missing_[k] == 0 ? State::kAbsent : State::kFilling;
+  }
+  stop_forwards();  // of a unit that was run by itself and threw
+  for (UnitState& unit : state_) {
+    if (unit.is_kept = std::exchange(unit.was_read, false); unit.is_kept) ++unit.holders;
+  }
+  for (std::size_t u = 0; u < state_.size(); ++u) {
+    if (state_[u].is_kept) actions_.gather(u, Gather::kOther);
   }
 }
 
 void BackwardSchedule::enter_backward(std::size_t u) {
+  note_backward(u);
   leave_units_for(u);
   running_.push_back(u);
+  actions_.gather(u, Gather::kBackward);
 }
 
 void BackwardSchedule::gradient_ready(std::size_t parameter) {
@@ -87,22 +137,20 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
   }
   if (missing_[k] == 0 || --missing_[k] > 0) return;
   const std::size_t u = items_[k].unit;
-  if (reshards()) {
+  if (drops()) {
     if (!has_turn(u) || is_held(u)) return;  // reduced when the unit is over
     // Drop parameters first: the reduction then allocates without them on top.
-    if (is_finished(u)) actions_.reshard(u);
+    if (is_finished(u)) drop(u);
   }
-  // Calls Actions::reduce, from the chapter's constructor: now, or after the items before it.
+  // Calls Reduce, from the chapter's constructor: now, or after the items before it.
   reduce_in_order(k);
 }
 
 // True if no gradient of `u` can come any more and none of its parameters will be read. A frozen
 // one may be, for the gradient of the unit's input.
 bool BackwardSchedule::is_finished(std::size_t u) const {
-  const auto has_all = [this](std::size_t k) { return missing_[k] == 0; };
-  const auto trains = [this](std::size_t i) { return list_.parameters[i].tensor.requires_grad(); };
-  return std::ranges::all_of(of_unit_[u], has_all) &&
-         std::ranges::all_of(list_.units[u].parameters, trains);
+  return std::ranges::all_of(state_[u].items, [this](auto k) { return missing_[k] == 0; }) &&
+         std::ranges::all_of(list_.units[u].parameters, [this](auto i) { return trains(i); });
 }
 
 bool BackwardSchedule::has_turn(std::size_t u) const {
@@ -112,12 +160,20 @@ bool BackwardSchedule::has_turn(std::size_t u) const {
 std::size_t BackwardSchedule::end_use() {
   const std::size_t u = running_.back();
   running_.pop_back();
-  if (pending_uses_[u] == 0) {
+  if (state_[u].pending == 0) {
     end_outside_use(u);
   } else {
-    --pending_uses_[u];
+    --state_[u].pending;
   }
   return u;
+}
+
+void BackwardSchedule::end_uses() {
+  while (!running_.empty()) end_use();
+}
+
+void BackwardSchedule::end_outside_use(std::size_t u) {
+  if (state_[u].outside > 0) --state_[u].outside;
 }
 
 void BackwardSchedule::leave_units_for(std::size_t u) {
@@ -132,11 +188,11 @@ void BackwardSchedule::leave_units_for(std::size_t u) {
 }
 
 void BackwardSchedule::end_unit(std::size_t u) {
-  if (!reshards()) return;
-  actions_.reshard(u);
+  if (!drops()) return;
+  drop(u);
   if (is_held(u)) return;
   // Parameters of the unit that this rank's batch has not used by now get no gradient.
-  for (const std::size_t k : of_unit_[u]) reduce_in_order(k);
+  for (const std::size_t k : state_[u].items) reduce_in_order(k);
 }
 
 // `item` gets no more gradients. Reduces, in order, every item that may go now; if one before
@@ -149,19 +205,88 @@ void BackwardSchedule::reduce_in_order(std::size_t item) {
     if (state == State::kFilling) return;
     if (state == State::kWaiting) {
       state = State::kReduced;
-      actions_.reduce(order_[next_]);
+      reduce_(order_[next_]);
     }
   }
 }
 
-void BackwardSchedule::end_units() {
-  while (!running_.empty()) end_use();
-  in_backward_ = false;
+void BackwardSchedule::stop_backward() {
+  for (UnitState& unit : state_) {
+    unit.has_begun = false;
+    if (std::exchange(unit.is_kept, false)) --unit.holders;
+  }
 }
 
-void BackwardSchedule::reduce_rest() {
+void BackwardSchedule::end_backward() {
+  end_uses();
+  in_backward_ = false;
+  drop_all();  // before reductions allocate
   for (const std::size_t k : order_) reduce_in_order(k);
   give_up();
+}
+
+void BackwardSchedule::reduce_all() {
+  if (reduces_in_backward_) return;
+  for (const std::size_t k : order_) {
+    if (trainable_members(k) > 0) reduce_(k);
+  }
+}
+
+// ---- other uses
+
+void BackwardSchedule::hold(std::size_t u) {
+  if (state_[u].holders++ == 0) state_[u].graphs_at_hold = graphs_of(u);
+}
+
+void BackwardSchedule::release(std::size_t u) {
+  UnitState& unit = state_[u];
+  if (unit.holders > 0) --unit.holders;
+  if (!is_held(u) && !in_backward_ && graphs_of(u) > unit.graphs_at_hold) unit.was_read = true;
+}
+
+std::size_t BackwardSchedule::first_held() const {
+  const auto found =
+      std::ranges::find_if(state_, [](const auto& unit) { return unit.holders > 0; });
+  return static_cast<std::size_t>(found - state_.begin());
+}
+
+std::int64_t BackwardSchedule::graphs_of(std::size_t u) const {
+  std::int64_t graphs = 0;
+  for (const std::size_t i : list_.units[u].parameters) {
+    // Every graph that a parameter is part of ends in this node.
+    const at::Tensor& parameter = list_.parameters[i].tensor;
+    if (const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter)) {
+      graphs += static_cast<std::int64_t>(node.use_count());
+    }
+  }
+  return graphs;
+}
+
+void BackwardSchedule::enter_other_pass(std::size_t u) {
+  end_outside_use(u);
+  std::vector<std::size_t> over;
+  while (!other_pass_.empty() && !list_.lies_within(u, other_pass_.back())) {
+    over.push_back(other_pass_.back());
+    other_pass_.pop_back();
+  }
+  if (u != kRoot) other_pass_.push_back(u);
+  for (const std::size_t left : over) drop(left);
+  actions_.gather(u, Gather::kOther);
+}
+
+void BackwardSchedule::end_other_pass() {
+  for (const std::size_t u : std::exchange(other_pass_, {})) drop(u);
+}
+
+// ---- ends
+
+void BackwardSchedule::drop(std::size_t u) {
+  if (is_in_use(u) || (units_ == Units::kGatheredOnce && in_backward_)) return;
+  actions_.drop(u);
+}
+
+void BackwardSchedule::drop_all() {
+  for (std::size_t u = 0; u < state_.size(); ++u) drop(u);
 }
 
 void BackwardSchedule::give_up() {
@@ -171,21 +296,25 @@ void BackwardSchedule::give_up() {
     forget_uses();
     for (const std::size_t k : order_) reduce_in_order(k);
   }
-  end_units();
+  end_uses();
   states_.assign(states_.size(), State::kAbsent);
   missing_.assign(missing_.size(), 0);
   reduces_ = false;
 }
 
 void BackwardSchedule::forget_uses() {
-  pending_uses_.assign(pending_uses_.size(), 0);
-  outside_uses_.assign(outside_uses_.size(), 0);
+  for (UnitState& unit : state_) unit.pending = unit.outside = 0;
 }
 
 void BackwardSchedule::forget_forwards() {
   give_up();
   forget_uses();
   in_forward_ = false;
+  drop_all();
+}
+
+void BackwardSchedule::forget_reads() {
+  for (UnitState& unit : state_) unit.was_read = false;
 }
 
 }  // namespace zero::train

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using Units = std::vector<std::size_t>;
+using Order = std::vector<std::size_t>;
 
 // The root, units 1 and 4 in it, 2 and 3 in 1. Parameter u belongs to unit u.
 nn::ParameterList family() {
@@ -31,42 +31,51 @@ nn::ParameterList family() {
 // A schedule that writes down what it does: "drop 4", "reduce 4".
 class Recorded {
  public:
-  explicit Recorded(bool reshards = true) {
-    BackwardSchedule::Actions actions;
-    actions.reduce = [this](std::size_t i) { events_.push_back("reduce " + std::to_string(i)); };
-    if (reshards) {
-      actions.reshard = [this](std::size_t u) { events_.push_back("drop " + std::to_string(u)); };
-      actions.is_held = [this](std::size_t u) { return u == held; };
-    }
-    schedule_.emplace(list, BackwardSchedule::one_by_one(list), actions);
+  explicit Recorded(Units units = Units::kGathered) {
+    schedule_.set_items(
+        BackwardSchedule::one_by_one(list),
+        [this](std::size_t i) { events_.push_back("reduce " + std::to_string(i)); }, units,
+        /*in_backward=*/true);
   }
-  BackwardSchedule* operator->() { return &*schedule_; }
+  BackwardSchedule* operator->() { return &schedule_; }
 
   // A forward in which units run in this order, and the beginning of its backward.
-  void forward(const Units& units) {
-    schedule_->begin_forward(/*trains=*/true);
-    for (const std::size_t u : units) schedule_->enter_forward(u);
-    schedule_->end_forward();
+  void forward(const Order& units) {
+    schedule_.begin_forward(/*trains=*/true);
+    for (const std::size_t u : units) run(u);
+    schedule_.end_forward();
+  }
+  void run(std::size_t u, Gather why = Gather::kForward) {
+    schedule_.enter_forward(u, why);
+    schedule_.leave_forward(u);
+    events_.clear();
   }
   void used_once() { forward({0, 1, 2, 3, 4}); }
   // A backward that has come to these units, one after the other.
-  void backward(const Units& units) {
-    schedule_->begin_backward(/*reduces=*/true);
-    for (const std::size_t u : units) schedule_->enter_backward(u);
+  void backward(const Order& units) {
+    schedule_.begin_backward(/*reduces=*/true);
+    for (const std::size_t u : units) schedule_.enter_backward(u);
   }
   std::vector<std::string> events() { return std::exchange(events_, {}); }
   std::vector<std::string> rest() {
-    schedule_->end_units();
-    schedule_->reduce_rest();
-    return events();
+    schedule_.end_backward();
+    std::vector<std::string> all = events();
+    std::erase_if(all, [](const std::string& event) { return event.starts_with("drop"); });
+    return all;
   }
 
   nn::ParameterList list = family();
-  std::size_t held = 99;
 
  private:
+  std::vector<bool> whole_ = std::vector<bool>(5, false);
   std::vector<std::string> events_;
-  std::optional<BackwardSchedule> schedule_;
+  BackwardSchedule schedule_{list,
+                             {.gather = [this](std::size_t u, Gather) { whole_[u] = true; },
+                              .drop =
+                                  [this](std::size_t u) {
+                                    if (whole_[u]) events_.push_back("drop " + std::to_string(u));
+                                    whole_[u] = false;
+                                  }}};
 };
 
 TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
@@ -78,7 +87,7 @@ TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
   EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
   schedule->enter_backward(1);
   schedule->enter_backward(3);  // within 1
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 4"));
+  EXPECT_THAT(schedule.events(), IsEmpty());
   // This rank's batch did not use parameter 3: it goes when another unit begins.
   schedule->enter_backward(2);
   EXPECT_THAT(schedule.events(), ElementsAre("drop 3", "reduce 3"));
@@ -107,7 +116,7 @@ TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
     schedule.forward({0, 1, 2, 3, 4, 4});
     EXPECT_EQ(schedule->uses(4), 2);
     EXPECT_EQ(schedule->uses(3), 1);
-    schedule.backward(in_a_row ? Units{0, 4} : Units{0, 4, 3});
+    schedule.backward(in_a_row ? Order{0, 4} : Order{0, 4, 3});
     if (!in_a_row) {
       schedule->gradient_ready(3);
       EXPECT_THAT(schedule.events(), ElementsAre("drop 3")) << "one use of 4 is over, not all";
@@ -134,15 +143,17 @@ TEST(BackwardSchedule, KeepsTheUsesOfAStepThroughAnEvaluation) {
 // A loss of the program's own, such as one of two predictions.
 TEST(BackwardSchedule, CountsUsesOutsideOfAForwardPass) {
   Recorded schedule;
-  for (int use = 0; use < 3; ++use) schedule->enter_forward(4);
-  schedule->end_outside_use(4);  // another backward has used up one
+  for (int use = 0; use < 3; ++use) schedule.run(4);
+  schedule->enter_other_pass(4);  // another backward has used up one
+  schedule->end_other_pass();
+  schedule.events();
   schedule.backward({4, 3});
   EXPECT_THAT(schedule.events(), IsEmpty()) << "one use of 4 is over, not all";
   schedule->enter_backward(4);
   schedule->gradient_ready(4);
   EXPECT_THAT(schedule.events(), ElementsAre("drop 3", "drop 4", "reduce 4", "reduce 3"));
   schedule.rest();
-  for (int use = 0; use < 2; ++use) schedule->enter_forward(4);
+  for (int use = 0; use < 2; ++use) schedule.run(4);
   schedule->forget_forwards();
   schedule.backward({4, 3});
   EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
@@ -155,27 +166,27 @@ TEST(BackwardSchedule, EndsNoUnitInsideACheckpointedPart) {
   Recorded schedule;
   schedule.used_once();
   schedule.backward({0});
-  schedule->enter_forward(4);  // again
+  schedule.run(4, Gather::kAgain);
   {
     const nn::SuppressGradientHooks silent;
     schedule->enter_backward(4);
     schedule->enter_backward(2);
   }
   EXPECT_THAT(schedule.events(), IsEmpty());
-  schedule->enter_forward(3);
+  schedule->enter_forward(3, Gather::kAgain);
   EXPECT_THAT(schedule.events(), ElementsAre("drop 2", "drop 4", "reduce 4"));
   EXPECT_EQ(schedule->uses(4), 1) << "to run again is no use";
 }
 
 TEST(BackwardSchedule, KeepsForTheEndWhatIsHeld) {
   Recorded schedule;
-  schedule.held = 4;
+  schedule->hold(4);
   schedule.used_once();
   schedule.backward({0, 4});
   schedule->gradient_ready(4);
   schedule->enter_backward(3);
   schedule->gradient_ready(3);
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "drop 3"));
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 3"));
   EXPECT_EQ(schedule.rest().front(), "reduce 4");
 }
 
@@ -208,10 +219,10 @@ TEST(BackwardSchedule, ForgetsForwardsThatNoBackwardFollowed) {
   schedule->forget_forwards();
   schedule.used_once();
   schedule->begin_forward(true);
-  schedule->enter_forward(4);  // and throws
+  schedule.run(4);  // and throws
   EXPECT_TRUE(goes_at_once());
   schedule->begin_forward(true);
-  schedule->enter_forward(4);  // and throws
+  schedule.run(4);  // and throws
   schedule.used_once();
   EXPECT_TRUE(goes_at_once()) << "a forward that threw has no backward";
   schedule.used_once();
@@ -226,7 +237,7 @@ TEST(BackwardSchedule, HasOneOrderWhateverTheOrderOfArrival) {
     std::vector<std::size_t> arrival = {0, 1, 2, 3, 4};
     std::shuffle(arrival.begin(), arrival.end(), generator);
     arrival.resize(static_cast<std::size_t>(round) % 6);  // some never come
-    Recorded schedule(/*reshards=*/false);
+    Recorded schedule(Units::kWhole);
     schedule.list.parameters[3].tensor.requires_grad_(round % 2 == 0);
     for (int step = 0; step < 2; ++step) {
       schedule->begin_backward(true);
@@ -257,7 +268,7 @@ TEST(BackwardSchedule, ReducesNothingWhileMicroBatchesAddUp) {
 }
 
 TEST(BackwardSchedule, RefusesAGradientThatCameTooLate) {
-  Recorded schedule(/*reshards=*/false);
+  Recorded schedule(Units::kWhole);
   schedule->begin_backward(true);
   schedule->gradient_ready(4);
   EXPECT_THROW(schedule->gradient_ready(4), Error);
@@ -267,6 +278,29 @@ TEST(BackwardSchedule, RefusesAGradientThatCameTooLate) {
   schedule->begin_backward(true);
   schedule->gradient_ready(4);
   EXPECT_THAT(schedule.events(), ElementsAre("reduce 4"));
+}
+
+// An operation with a gradient that was there before hold() says nothing of what happened since.
+TEST(BackwardSchedule, HoldsAUnitThatWasReadWithAGradientThroughTheNextBackward) {
+  Recorded schedule;
+  const at::Tensor& weight = schedule.list.parameters[4].tensor;
+  const at::Tensor older = weight.sum();
+  const auto holds_in_backward = [&] {
+    schedule->begin_backward(/*reduces=*/true);
+    const bool holds = schedule->is_held(4);
+    schedule->stop_backward();
+    schedule->end_backward();
+    return holds;
+  };
+  schedule->hold(4);
+  schedule->release(4);
+  EXPECT_FALSE(holds_in_backward());
+  schedule->hold(4);
+  const at::Tensor read = weight.sum();
+  schedule->release(4);
+  EXPECT_TRUE(holds_in_backward());
+  EXPECT_FALSE(schedule->is_held(4));
+  EXPECT_FALSE(holds_in_backward()) << "it counts once";
 }
 
 }  // namespace

@@ -76,30 +76,23 @@ class Diary final : public Strategy {
     first_values().broadcast_all();
     reduce_in_backward(
         BackwardSchedule::one_by_one(list()),
-        {.reduce =
-             [this](std::size_t i) { lines.push_back("reduce " + list().parameters[i].name); },
-         .reshard = [this](std::size_t u) { drop(u); }});
+        [this](std::size_t i) { lines.push_back("reduce " + list().parameters[i].name); },
+        Units::kGathered);
     passes().observe_gradients([this](std::size_t i, const at::Tensor&) {
       lines.push_back("gradient " + list().parameters[i].name);
     });
   }
-  bool sharded() const override { return true; }
   Costs costs() const override { return {}; }
 
   Lines lines;
 
  protected:
-  void pre_forward(std::size_t unit) override { gather(unit); }
-  void post_forward(std::size_t unit) override {
-    if (unit != kRoot || !c10::GradMode::is_enabled()) drop(unit);
-  }
-  void pre_backward(std::size_t unit) override { gather(unit); }
-  void gather(std::size_t unit) override {
+  void gather(std::size_t unit, Gather) override {
     if (!whole_[unit]) lines.push_back("gather " + name(unit));
     whole_[unit] = true;
   }
   void drop(std::size_t unit) override {
-    if (!whole_[unit] || is_in_use(unit)) return;
+    if (!whole_[unit]) return;
     lines.push_back("drop " + name(unit));
     whole_[unit] = false;
   }

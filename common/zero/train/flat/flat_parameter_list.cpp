@@ -92,16 +92,12 @@ std::vector<BackwardSchedule::Item> FlatParameterList::items() const {
   return items;
 }
 
-ParameterShard FlatParameterList::piece(std::size_t index) const {
-  return buffers_[places_[index].buffer].piece(places_[index].member);
-}
-
-ParameterShard FlatParameterList::local_shard(std::size_t index) const {
-  return buffers_[places_[index].buffer].local_shard(places_[index].member);
-}
-
-ParameterShard FlatParameterList::to_save(std::size_t index) const {
-  return buffers_[places_[index].buffer].to_save(places_[index].member);
+Placements FlatParameterList::placements(dist::Communicator* group) const {
+  Placements all{.of = {}, .group = group};
+  for (const Place& place : places_) {
+    all.of.push_back(buffers_[place.buffer].placement(place.member));
+  }
+  return all;
 }
 
 void FlatParameterList::collect(std::size_t index) {
@@ -147,10 +143,10 @@ void FlatParameterList::wait_gathers() {
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
 }
 
-ParameterWrites FlatParameterList::writes(const UnitUse& use) {
+ParameterWrites FlatParameterList::writes(const BackwardSchedule& schedule) {
   ParameterWrites all;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
-    all.add(buffers_[b].writes(use.is_held(unit_of_[b])));
+    all.add(buffers_[b].writes(schedule.is_held(unit_of_[b])));
   }
   return all;
 }

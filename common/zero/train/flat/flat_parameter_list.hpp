@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <zero/train/backward/backward_schedule.hpp>
-#include <zero/train/backward/unit_use.hpp>
 #include <zero/train/flat/flat_parameters.hpp>
 
 namespace zero::train {
@@ -38,10 +37,8 @@ class FlatParameterList {
   /// reduced.
   std::vector<BackwardSchedule::Item> items() const;
 
-  /// See FlatParameters, for parameter `index` of the list.
-  ParameterShard piece(std::size_t index) const;
-  ParameterShard local_shard(std::size_t index) const;
-  ParameterShard to_save(std::size_t index) const;
+  /// What this rank has of each parameter, from initialize() on. `group`: see Placements.
+  Placements placements(dist::Communicator* group) const;
   /// Throws zero::Error for a parameter that was frozen when it was flattened.
   void collect(std::size_t index);
 
@@ -55,8 +52,8 @@ class FlatParameterList {
   void start_refresh();
   /// Blocks until no gather is in flight.
   void wait_gathers();
-  /// See FlatParameters::writes(). `use`: whose scopes live.
-  ParameterWrites writes(const UnitUse& use);
+  /// See FlatParameters::writes(). `schedule`: whose scopes live.
+  ParameterWrites writes(const BackwardSchedule& schedule);
   void forget_writes();
   void drop_gradients();
   /// Blocks until nothing is left of the reductions that have finished.

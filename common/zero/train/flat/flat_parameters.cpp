@@ -333,8 +333,10 @@ void FlatParameters::keep_shard_of_buffer() {
   parameter_transfer_->written(full_);
 }
 
-ParameterShard FlatParameters::local_shard(std::size_t m) const {
-  return shards_parameters() ? share(m) : ParameterShard{memory::raw(tensor(m)), 0};
+Placement FlatParameters::placement(std::size_t m) const {
+  return {.updated = pieces_[m],
+          .kept = shards_parameters() ? share(m) : ParameterShard{memory::raw(tensor(m))},
+          .saved = pieces_[m].tensor.defined() ? pieces_[m] : share(m)};
 }
 
 // Undefined if this rank's shard has nothing of the member.

@@ -12,8 +12,8 @@
 #include <zero/nn/parameters.hpp>
 #include <zero/train/flat/shard_layout.hpp>
 #include <zero/train/flat/transfers.hpp>
-#include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_writes.hpp>
+#include <zero/train/placement.hpp>
 
 namespace zero::train {
 
@@ -127,16 +127,10 @@ class FlatParameters {
   const ParameterWrites& writes(bool in_scope);
   void forget_writes();
 
-  /// The part of member `m` that this rank updates; undefined if there is none.
-  ParameterShard piece(std::size_t m) const { return pieces_[m]; }
-  /// All of these parts.
+  /// What this rank has of member `m`, from initialize() on.
+  Placement placement(std::size_t m) const;
+  /// What it updates, of all members.
   std::vector<at::Tensor> updated() const;
-  /// The part of member `m` that this rank keeps between steps, whether it updates it or not.
-  ParameterShard local_shard(std::size_t m) const;
-  /// See Strategy::to_save().
-  ParameterShard to_save(std::size_t m) const {
-    return pieces_[m].tensor.defined() ? pieces_[m] : share(m);
-  }
 
   /// The place of member `m`'s gradient in the gradient buffer, which the first call allocates.
   at::Tensor gradient_view(std::size_t m);

@@ -47,10 +47,10 @@ TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
       FlatParameters& flat = *buffer.flat;
       EXPECT_EQ(flat.updated().size(), 1U);
       if (sharded == Sharded::kParameters) {
-        ASSERT_TRUE(flat.local_shard(0).tensor.defined());
-        EXPECT_EQ(flat.local_shard(0).tensor.numel(), mine);
+        ASSERT_TRUE(flat.placement(0).kept.tensor.defined());
+        EXPECT_EQ(flat.placement(0).kept.tensor.numel(), mine);
       }
-      ASSERT_TRUE(flat.piece(0).tensor.defined());
+      ASSERT_TRUE(flat.placement(0).updated.tensor.defined());
       const auto whole = [&] {
         flat.start_gather();
         flat.wait_gather();
@@ -67,7 +67,7 @@ TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
       buffer.weight.mutable_grad() = flat.gradient_view(0);
       flat.start_reduce();
       flat.finish_reduce();
-      EXPECT_TRUE(at::equal(flat.piece(0).tensor.grad(), at::full({mine}, 3., at::kDouble)));
+      EXPECT_TRUE(at::equal(flat.placement(0).updated.tensor.grad(), at::full({mine}, 3., at::kDouble)));
     }
   });
 }
@@ -84,7 +84,7 @@ TEST(FlatParameters, AnAverageStaysWhileTheNextMicroBatchIsWritten) {
       flat.start_reduce();
       flat.finish_reduce();
       // As AveragedGradients takes it.
-      const at::Tensor average = std::exchange(flat.piece(0).tensor.mutable_grad(), at::Tensor());
+      const at::Tensor average = std::exchange(flat.placement(0).updated.tensor.mutable_grad(), at::Tensor());
       flat.gradient_view(0).fill_(5);
       EXPECT_TRUE(at::equal(average, at::full_like(average, 3.)));
     }
