@@ -87,6 +87,9 @@ using MakeBackend = std::function<std::unique_ptr<Backend>(Place& place)>;
 /// always there. Not thread-safe: call it at start-up.
 void add_backend(const std::string& name, at::DeviceType device, MakeBackend make);
 
+/// Throws zero::Error that names the known ones if no backend has this name.
+void verify_backend(const std::string& name);
+
 /// What a communicator consists of.
 struct Connection {
   int rank = 0;
@@ -100,5 +103,13 @@ struct Connection {
       split = {};
   std::vector<int> hosts = {};  ///< by rank; empty: one host
 };
+
+/// Sets the link of `place`, which is the world. Called by all ranks; blocks. Throws zero::Error on
+/// all of them if they differ in ZERO_LINK.
+void open_link(Place& place);
+/// Makes the backends of `joined` for the ranks of `place`: the one of its options and, for CPU
+/// tensors, the fastest way that ZERO_TRANSPORT, the options and the system allow. Called by all of
+/// them; blocks.
+void make_backends(Place& place, Connection& joined);
 
 }  // namespace zero::dist

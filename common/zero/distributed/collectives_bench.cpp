@@ -19,12 +19,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/gloo/gloo_group.hpp>
 #include <zero/distributed/rank_order.hpp>
+#include <zero/distributed/store/folder_store.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -39,7 +41,8 @@ struct Data {
   at::Tensor other;  // [n] of an all-to-all and a reduce-scatter, else [0]
 
   // Tensors of zeros; `whole` of at most `bytes`.
-  Data(Communicator& communicator, std::int64_t bytes, const std::string& operation);
+  Data(Communicator& communicator, GroupPtr group, std::int64_t bytes,
+       const std::string& operation);
   // The place of `rank` in a tensor like `whole`.
   at::Tensor part(const at::Tensor& tensor, int rank) const;
 };
@@ -130,8 +133,9 @@ const std::vector<std::pair<std::string, std::function<void(Data&)>>> kOurs = {
      [](Data& d) { d.ranks.all_to_all(d.other, d.whole, Purpose::kParameter).wait(); }},
 };
 
-Data::Data(Communicator& communicator, std::int64_t bytes, const std::string& operation)
-    : ranks(communicator), gloo(gloo_group_of(communicator)) {
+Data::Data(Communicator& communicator, GroupPtr group, std::int64_t bytes,
+           const std::string& operation)
+    : ranks(communicator), gloo(std::move(group)) {
   const std::int64_t n = bytes / 4 / communicator.size();
   piece = at::zeros({n});
   whole = at::zeros({n * communicator.size()});
@@ -240,13 +244,14 @@ struct Times {
 
 // Small tensors are sent many times in a row, so that leaving the barrier does not dominate the
 // time.
-Times measure(Communicator& ranks, const Implementation& way, std::int64_t bytes, int repetitions) {
+Times measure(Communicator& ranks, const GroupPtr& gloo, const Implementation& way,
+              std::int64_t bytes, int repetitions) {
   constexpr std::int64_t kBytesInARow = 8 << 20;
   const std::int64_t calls = std::clamp<std::int64_t>(kBytesInARow / bytes, 1, 200);
   const bool rotates = bytes >= kLeastRotated;
   std::vector<Data> sets;
   do {
-    sets.emplace_back(ranks, bytes, way.operation);
+    sets.emplace_back(ranks, gloo, bytes, way.operation);
   } while (rotates &&
            (sets.size() < 2 || static_cast<std::int64_t>(sets.size()) * bytes < kRotated));
   const auto seconds_of_one = [&](const auto& call) {
@@ -292,12 +297,16 @@ bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int6
   LaunchOptions options;
   options.world_size = ranks;
   options.connect.transport = way.name == "host" ? "auto" : "tcp";
+  const auto meeting = c10::make_intrusive<FolderStore>();
   const auto results = bench::on_ranks(options, [&](Communicator& c) -> bench::Json {
     // Not every machine lets ranks read each other's memory.
     if (options.connect.transport == "auto" && c.transport().starts_with("TCP")) {
       return {{"seconds", bench::Json::array()}, {"copy", bench::Json::array()}};
     }
-    const Times times = measure(c, way, bytes, repetitions);
+    const GroupPtr gloo =
+        make_gloo_group(c10::make_intrusive<FolderStore>(meeting->folder()), c.rank(), c.size(),
+                        c.rank(), /*loopback=*/true, options.connect.timeout);
+    const Times times = measure(c, gloo, way, bytes, repetitions);
     return {{"seconds", times.operation}, {"copy", times.copy}};
   });
   bench::Measured measured{bench::slowest(results, "seconds")};

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -15,8 +14,6 @@
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect_in_folder.hpp>
 #include <zero/distributed/environment.hpp>
-#include <zero/distributed/gloo/gloo_backend.hpp>
-#include <zero/distributed/host/host_backend.hpp>
 #include <zero/distributed/store/connect_through.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 
@@ -91,52 +88,6 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
-std::string transport_of(const Place& place) {
-  const std::string transport = base::variable("ZERO_TRANSPORT").value_or(place.options.transport);
-  if (transport == "auto" || transport == "host" || transport == "tcp") return transport;
-  throw Error(fmt::format("transport '{}' is unknown: auto, host or tcp", transport));
-}
-
-// The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
-// system allow.
-std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
-  const std::string mode = tcp ? "tcp" : transport_of(place);
-  const int world_rank = place.store->call_log().world_rank(place.rank);
-  GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size, world_rank,
-                                   place.options.loopback, place.options.timeout);
-  std::string reason;
-  auto transport = HostTransport::open(place, /*wanted=*/mode != "tcp", reason);
-  if (mode == "host" && transport == nullptr) {
-    throw Error(fmt::format(
-        "the ranks cannot read each other's memory: {}; choose transport auto or tcp", reason));
-  }
-  auto gloo =
-      std::make_unique<GlooBackend>(place, std::move(group), fmt::format("TCP ({})", reason));
-  if (transport == nullptr) return gloo;
-  return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo));
-}
-
-struct Registered {
-  at::DeviceType device;
-  MakeBackend make;
-};
-
-std::map<std::string, Registered>& backends() {
-  static std::map<std::string, Registered> known{
-      {"gloo", {at::kCPU, [](Place& place) { return make_cpu_backend(place, /*tcp=*/false); }}}};
-  return known;
-}
-
-const Registered& backend(const std::string& name) {
-  const auto found = backends().find(name);
-  if (found != backends().end()) return found->second;
-  std::vector<std::string> known;
-  for (const auto& entry : backends()) known.push_back(entry.first);
-  throw Error(fmt::format("backend '{}' is not in this program, which has {}{}", name,
-                          fmt::join(known, ", "),
-                          name == "nccl" ? ": link zero::cuda and call dist::enable_nccl()" : ""));
-}
-
 Connection join(Place place);
 
 // The connection of a group of these ranks, of which this rank is rank `rank`.
@@ -165,12 +116,7 @@ Connection split(const Place& place, int rank, const std::vector<int>& ranks,
 // Called by all ranks of the group that `place` describes.
 Connection join(Place place) {
   Connection joined{.rank = place.rank, .size = place.size};
-  const auto& [device, make] = backend(place.options.backend);
-  if (device != at::kCPU) joined.device = make(place);
-  if (place.size > 1) {
-    // A GPU's driver may have memory that other processes cannot read.
-    joined.cpu = device == at::kCPU ? make(place) : make_cpu_backend(place, /*tcp=*/true);
-  }
+  make_backends(place, joined);
   joined.order = place.options.order;
   joined.store = place.store;
   joined.hosts = place.hosts;
@@ -202,16 +148,12 @@ std::vector<int> hosts_of(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-void add_backend(const std::string& name, at::DeviceType device, MakeBackend make) {
-  backends()[name] = {device, std::move(make)};
-}
-
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
                                               int local_rank, ConnectOptions options, int patience,
                                               const std::string& said_by) {
   options.timeout = time_limit(options.timeout);
   // What can be refused is, before ranks wait for each other.
-  backend(options.backend);
+  verify_backend(options.backend);
   link_rate();
   ranks_per_host();
   if (base::variable("ZERO_BETWEEN_HOSTS")) {
@@ -223,9 +165,9 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, 
   wait_for_everybody(store, rank, size, patience * options.timeout, said_by);
   auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
   std::vector<int> hosts = hosts_of(exchange->exchange(text_of_host(rank)));
-  auto link = Link::open(*exchange, rank, hosts);
-  return std::make_unique<Communicator>(join(
-      {rank, size, local_rank, std::move(exchange), options, std::move(hosts), std::move(link)}));
+  Place world{rank, size, local_rank, std::move(exchange), options, std::move(hosts)};
+  open_link(world);
+  return std::make_unique<Communicator>(join(std::move(world)));
 }
 
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
@@ -241,13 +183,6 @@ std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
   auto exchange = std::make_shared<StoreExchange>(options.timeout);
   return std::make_unique<Communicator>(
       join({0, 1, /*local_rank=*/0, std::move(exchange), options, /*hosts=*/{0}}));
-}
-
-GroupPtr gloo_group_of(Communicator& communicator) {
-  Backend* backend = communicator.backend();
-  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
-  const auto* const gloo = dynamic_cast<GlooBackend*>(backend);
-  return gloo == nullptr ? nullptr : gloo->links().group;
 }
 
 }  // namespace zero::dist

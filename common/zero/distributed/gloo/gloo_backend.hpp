@@ -22,8 +22,6 @@ class GlooBackend final : public PairwiseBackend {
   std::string transport() const override { return transport_; }
   bool finds_not_finite() const override { return true; }
 
-  const GlooLinks& links() const { return links_; }
-
  protected:
   WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
                          std::vector<Part> incoming) override;

@@ -16,8 +16,4 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, int world_rank, bool loopback,
                          std::chrono::milliseconds timeout);
 
-class Communicator;
-/// The group that a communicator's messages between CPU tensors use; null for one rank.
-GroupPtr gloo_group_of(Communicator& communicator);
-
 }  // namespace zero::dist

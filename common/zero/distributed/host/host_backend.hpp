@@ -28,8 +28,6 @@ class HostBackend final : public PairwiseBackend {
   bool finds_not_finite() const override { return true; }
   void progress() override { transport_->progress(); }
 
-  Backend& other() { return *other_; }
-
   WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
                          std::vector<Part> incoming) override;
 
