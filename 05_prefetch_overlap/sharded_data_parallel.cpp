@@ -54,7 +54,8 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
   reduce_in_backward(
       flat_.items(), [this](std::size_t b) { reduce(b); },
       options_.stage == 3 ? train::Units::kGathered : below);
-  passes().compare_order();
+  passes().compare_order({.last = [this] { return forward_order_; },
+                          .compared = [this](bool same) { ranks_compared(same); }});
 }
 
 train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
@@ -237,8 +238,10 @@ void ShardedDataParallel::compare_order(const std::string& mine, const char* nam
 void ShardedDataParallel::verify_order(const Prefetch& pass, const char* name) {
   base::KeptError problem;
   problem.keep([&] {
-    dist::verify_same(communicator_, fmt::format("the order of units in {} ({})", name, kSameOrder),
-                      order_of(pass));
+    dist::verify_same(
+        communicator_,
+        fmt::format("the order of units in {} ({})", name, train::OrderOfUnits::kRule),
+        order_of(pass));
   });
   if (!problem.is_there()) return;
   problem.keep([this] { forget_passes(); });

@@ -53,8 +53,6 @@ class ShardedDataParallel : public train::Strategy {
   void forget_writes() override { flat_.forget_writes(); }
 
   void finish_parameters() override;
-  std::string order_of_units() const override { return forward_order_; }
-  void ranks_compared(bool same) override;
   train::Costs costs() const override;
 
   const ShardingOptions& options() const { return options_; }
@@ -79,6 +77,7 @@ class ShardedDataParallel : public train::Strategy {
   void reduced(const train::FlatParameters& bucket);
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void reduce(std::size_t buffer);
+  void ranks_compared(bool same);
   void end_of_forward();
   void end_of_evaluation();
   void compare_order(const std::string& mine, const char* name);

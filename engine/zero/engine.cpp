@@ -207,7 +207,8 @@ void Engine::backward(const at::Tensor& loss) {
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
-  const bool program_may_look = is_last && strategy_->placements().group == nullptr && !step_.loss_scale();
+  const bool program_may_look =
+      is_last && strategy_->placements().group == nullptr && !step_.loss_scale();
   // Which one is the last is decided here and not in forward(), by the order of backward().
   step_.backward(step_.weighted(loss, mine, expected), is_last, program_may_look);
   // The gradients so far were weighted relative to the terms of the first micro-batch.
@@ -232,9 +233,10 @@ std::vector<std::optional<double>> Engine::exchange(std::optional<double> mine,
       mine ? fmt::format("one of {} loss terms", *mine) : "a loss of its own";
   found.topics.push_back(
       {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
+  const auto& order = strategy_->passes().order();
   found.topics.push_back(
-      {fmt::format("the order of units in forward ({})", train::Strategy::kSameOrder),
-       strategy_->order_of_units()});
+      {fmt::format("the order of units in forward ({})", train::OrderOfUnits::kRule),
+       order ? order->last() : ""});
   found.numbers = {mine.value_or(kUnknown)};
   std::vector<std::optional<double>> terms;
   try {
@@ -243,10 +245,10 @@ std::vector<std::optional<double>> Engine::exchange(std::optional<double> mine,
       terms.push_back(theirs == kUnknown ? std::nullopt : std::optional(theirs));
     }
   } catch (const Error&) {
-    strategy_->ranks_compared(/*same=*/false);
+    if (order) order->compared(/*same=*/false);
     throw;
   }
-  strategy_->ranks_compared(/*same=*/true);
+  if (order) order->compared(/*same=*/true);
   return terms;
 }
 

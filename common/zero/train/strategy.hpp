@@ -110,16 +110,6 @@ class Strategy {
   /// Throws zero::Error after a change_on_all_ranks() that failed: call it before weights are read.
   void verify_weights() const;
 
-  /// At a stage that gathers units: those of the last forward() that trained, in the order in which
-  /// they ran, a line each; ranks must have run the same. Who compares it, with other things that
-  /// ranks tell each other before backward(), says how that ended, on all ranks; otherwise
-  /// backward() compares it if it is new.
-  virtual std::string order_of_units() const { return ""; }
-  static constexpr const char* kSameOrder =
-      "at stage 3 all ranks run the same units in the same order; modules among which a rank "
-      "chooses belong in one unit: units_named()";
-  virtual void ranks_compared(bool /*same*/) {}
-
   /// Gives the model back: parameters are whole on every rank, in storage of their own, gradients
   /// are dropped, and other strategies or ordinary programs may use the model. This strategy cannot
   /// train afterwards. A model whose strategy is destroyed without release() is refused by other

@@ -118,7 +118,7 @@ void AutogradPasses::check_hooks() {
 // The name of a unit in the fingerprints of its gathers; empty if the strategy compares the order
 // of units, and this one has a place in it.
 std::string_view AutogradPasses::gathered(std::size_t unit, bool is_in_order) const {
-  if (compares_order_ && running_ && is_in_order) return "";
+  if (order_ && running_ && is_in_order) return "";
   return list_.units[unit].name;
 }
 

@@ -5,8 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/model.hpp>
@@ -15,6 +18,18 @@
 #include <zero/train/backward/forward_records.hpp>
 
 namespace zero::train {
+
+/// The order in which the units of a forward ran, which must be the same on all ranks.
+struct OrderOfUnits {
+  static constexpr const char* kRule =
+      "at stage 3 all ranks run the same units in the same order; modules among which a rank "
+      "chooses belong in one unit: units_named()";
+  /// Of the last forward() that trained, a line for each unit.
+  std::function<std::string()> last;
+  /// Who compares it, with other things that ranks tell each other before backward(), says how that
+  /// ended, on all ranks; otherwise backward() compares it if it is new.
+  std::function<void(bool same)> compared;
+};
 
 /// The passes of autograd through a strategy's model: hooks on its units and parameters tell the
 /// schedule what happens.
@@ -50,7 +65,8 @@ class AutogradPasses : private nn::UnitHooks {
   /// From now on the strategy has ranks compare the order of their units. Otherwise a rank that
   /// gathers another unit than its peers is an error at once (dist::CallScope), after which they
   /// cannot go on.
-  void compare_order() { compares_order_ = true; }
+  void compare_order(OrderOfUnits order) { order_ = std::move(order); }
+  const std::optional<OrderOfUnits>& order() const { return order_; }
 
   /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.
   at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms);
@@ -96,7 +112,7 @@ class AutogradPasses : private nn::UnitHooks {
   BackwardSchedule schedule_;
   ForwardRecords forwards_;
   GradientObserver observer_;
-  bool compares_order_ = false;
+  std::optional<OrderOfUnits> order_;
   bool has_hooks_ = true;
   bool running_ = false;
   bool in_backward_ = false;
