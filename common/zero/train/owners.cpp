@@ -16,7 +16,7 @@ Placements Owners::placements(const nn::ParameterList& list, dist::Communicator&
   for (std::size_t i = 0; i < list.size(); ++i) {
     const at::Tensor& whole = list.parameters[i].tensor;
     const ParameterShard mine = this->mine(i) ? ParameterShard{whole} : ParameterShard{};
-    all.of.push_back({.updated = mine, .kept = {memory::raw(whole)}, .saved = mine});
+    all.of.push_back({.updated = mine, .kept = {whole}, .saved = mine});
   }
   return all;
 }

@@ -291,7 +291,8 @@ void Strategy::note_used(const std::vector<std::size_t>& indices) {
 Placements Strategy::whole(const nn::ParameterList& list) {
   Placements all;
   for (const nn::Parameter& p : list.parameters) {
-    all.of.push_back({{p.tensor}, {memory::raw(p.tensor)}, {p.tensor}});
+    // The parameter itself: another tensor over its bytes would keep those that it loses.
+    all.of.push_back({{p.tensor}, {p.tensor}, {p.tensor}});
   }
   return all;
 }
