@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <zero/distributed/finish_work.hpp>
 #include <zero/memory/accounting.hpp>
-
-#include "finish_work.hpp"
 
 namespace zero {
 

@@ -1,15 +1,15 @@
-#include "finish_work.hpp"
-
 #include <memory>
 #include <utility>
 
-namespace zero {
+#include <zero/distributed/finish_work.hpp>
+
+namespace zero::dist {
 
 namespace {
 
-class FinishedWork final : public dist::Work::Pending {
+class FinishedWork final : public Work::Pending {
  public:
-  FinishedWork(dist::Work work, std::function<void()> finish)
+  FinishedWork(Work work, std::function<void()> finish)
       : finish_(std::move(finish)), work_(std::move(work)) {}
 
   void wait() override {
@@ -30,13 +30,13 @@ class FinishedWork final : public dist::Work::Pending {
 
   std::function<void()> finish_;
   bool finished_ = false;
-  dist::Work work_;  // last: destroyed before `finish_`
+  Work work_;  // last: destroyed before `finish_`
 };
 
 }  // namespace
 
-dist::Work finish_with(dist::Work work, std::function<void()> finish) {
-  return dist::Work(std::make_unique<FinishedWork>(std::move(work), std::move(finish)));
+Work finish_with(Work work, std::function<void()> finish) {
+  return Work(std::make_unique<FinishedWork>(std::move(work), std::move(finish)));
 }
 
-}  // namespace zero
+}  // namespace zero::dist

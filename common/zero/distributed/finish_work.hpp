@@ -2,13 +2,13 @@
 
 #include <functional>
 
-#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/work.hpp>
 
-namespace zero {
+namespace zero::dist {
 
 /// A handle for `work` that also processes its output: the first wait_output() or wait() calls
 /// `finish` before it returns; later ones do not. `finish` and what it holds live until `work` is
 /// complete.
-dist::Work finish_with(dist::Work work, std::function<void()> finish);
+Work finish_with(Work work, std::function<void()> finish);
 
-}  // namespace zero
+}  // namespace zero::dist
