@@ -28,7 +28,7 @@ class TensorSharding : public train::Strategy {
   train::ParameterWrites writes() override { return flat_.writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
-  void finish_parameters() override { flat_.wait_gathers(); }
+  void bring(std::size_t index) override { flat_.bring(index); }
   train::Costs costs() const override;
 
  protected:
@@ -37,6 +37,7 @@ class TensorSharding : public train::Strategy {
   TensorSharding(const train::StrategyArguments& arguments, train::FlatOptions options);
 
   void gradient_ready(std::size_t index) override;
+  void finish_parameters() override { flat_.wait_gathers(); }
   void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }
   /// Averages the gradients of a buffer over the ranks: starts, and waits at once. (Chapter 05
   /// computes in between.) Called by all ranks.

@@ -277,8 +277,11 @@ void ShardedDataParallel::sync_parameters() {
   if (!options_.defer_parameter_gather) flat_.wait_gathers();
 }
 
-// A gather in flight would overwrite what the caller writes.
-void ShardedDataParallel::finish_parameters() { flat_.wait_gathers(); }
+void ShardedDataParallel::bring(std::size_t index) {
+  // A gather in flight would overwrite what the caller writes.
+  flat_.wait_gathers();
+  flat_.bring(index);
+}
 
 void ShardedDataParallel::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing

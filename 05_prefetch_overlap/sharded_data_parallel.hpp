@@ -52,7 +52,7 @@ class ShardedDataParallel : public train::Strategy {
   train::ParameterWrites writes() override { return flat_.writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
-  void finish_parameters() override;
+  void bring(std::size_t index) override;
   train::Costs costs() const override;
 
   const ShardingOptions& options() const { return options_; }
@@ -68,6 +68,7 @@ class ShardedDataParallel : public train::Strategy {
 
  protected:
   void gather(std::size_t unit, train::Gather why) override;
+  void finish_parameters() override { flat_.wait_gathers(); }
   void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }
   void drop(std::size_t unit) override;
   void gradient_ready(std::size_t index) override;

@@ -142,8 +142,8 @@ TEST(ShardedDataParallel, LocalShardsHaveTheirValuesWhileParametersAreGathered) 
       OverlapRun<Toy> plain(communicator, {.stage = stage});
       plain.step(0);
       deferring.step(0);  // the last to wait for anything
-      deferring.strategy.finish_parameters();
       for (std::size_t i = 0; i < plain.strategy.list().size(); ++i) {
+        deferring.strategy.bring(i);
         EXPECT_TRUE(at::equal(memory::raw(deferring.strategy.placement(i).kept.tensor),
                               memory::raw(plain.strategy.placement(i).kept.tensor)))
             << "stage " << stage << ", parameter " << i;

@@ -148,9 +148,6 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
     is_partly_updated_ = false;
   }
 
-  std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
-    return inner_->state_types(held(parameter));
-  }
   bool is_offloaded() const override { return true; }
 
   // Without a device twins and gradients are where the parameters are.
@@ -164,7 +161,6 @@ class HostUpdate final : public OptimizerAround<HostSlot> {
     traffic.to_device_bytes = to_device_bytes_;
     return traffic;
   }
-  void stream_offloaded() override { inner_->stream_offloaded(); }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps, const States& states) override {
     States here;

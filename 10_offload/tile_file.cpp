@@ -43,14 +43,17 @@ std::uint64_t checksum_of(const at::Tensor& buffer, std::int64_t bytes) {
   return XXH3_64bits(buffer.const_data_ptr(), static_cast<std::size_t>(bytes));
 }
 
-int file_in(const OffloadOptions& options) {
+const char* name_of(memory::Category what) {
+  return what == memory::Category::kParameters ? "parameters" : "optimizer states";
+}
+
+int file_in(const OffloadOptions& options, memory::Category what) {
   std::string path = options.folder / "zero-offload-XXXXXX";
   const int file = ::mkostemp(path.data(), O_CLOEXEC);
   if (file < 0) {
     throw Error(fmt::format(
-        "optimizer states cannot be kept in {}: {}; offload needs a folder that exists and can be "
-        "written to",
-        options.folder.string(), reason(errno)));
+        "{} cannot be kept in {}: {}; offload needs a folder that exists and can be written to",
+        name_of(what), options.folder.string(), reason(errno)));
   }
   ::unlink(path.c_str());
   return file;
@@ -58,12 +61,14 @@ int file_in(const OffloadOptions& options) {
 
 }  // namespace
 
-TileFile::TileFile(const OffloadOptions& options)
-    : folder_(options.folder), tile_bytes_(aligned(options.tile_bytes)), file_(file_in(options)) {
+TileFile::TileFile(const OffloadOptions& options, memory::Category what)
+    : folder_(options.folder),
+      tile_bytes_(aligned(options.tile_bytes)),
+      what_(what),
+      file_(file_in(options, what)) {
   if (::fcntl(file_, F_SETFL, O_DIRECT) != 0 && options.says_how) {
-    log_error(
-        fmt::format("note: optimizer states in {} are read and written through the system's cache",
-                    folder_.string()));
+    log_error(fmt::format("note: {} in {} are read and written through the system's cache",
+                          name_of(what), folder_.string()));
   }
 }
 
@@ -71,6 +76,16 @@ TileFile::~TileFile() { ::close(file_); }
 
 std::int64_t TileFile::aligned(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void TileFile::add_of(std::int64_t room, std::int64_t bytes) {
+  tiles_.push_back({.begin = end_, .bytes = bytes});
+  end_ += room;
+}
+
+void TileFile::add(std::int64_t bytes) {
+  tile_bytes_ = std::max(tile_bytes_, aligned(bytes));
+  add_of(aligned(bytes), bytes);
 }
 
 std::int64_t TileFile::grow(std::int64_t bytes) {
@@ -120,14 +135,13 @@ void TileFile::forget() {
 }
 
 void TileFile::prepare() {
-  const std::int64_t bytes = offset(size());
-  if (bytes > reserved_ &&
-      base::uninterrupted([&] { return ::fallocate(file_, 0, 0, bytes); }) != 0 &&
+  if (end_ > reserved_ &&
+      base::uninterrupted([&] { return ::fallocate(file_, 0, 0, end_); }) != 0 &&
       errno != EOPNOTSUPP) {  // some file systems cannot: there each write may fail
-    fail(fmt::format("{} bytes are needed there: {}", bytes, reason(errno)));
+    fail(fmt::format("{} bytes are needed there: {}", end_, reason(errno)));
   }
-  reserved_ = bytes;
-  const memory::Charge charge(memory::Category::kOptimizer);
+  reserved_ = end_;
+  const memory::Charge charge(what_);
   for (at::Tensor& buffer : buffers_) {
     if (buffer.defined()) continue;
     const at::Tensor room = at::zeros({tile_bytes_ + kAlignment}, at::kByte);
@@ -138,19 +152,24 @@ void TileFile::prepare() {
 
 void TileFile::keep_changes() {
   if (!changed_) return;
-  write(here_, buffers_[0]);
+  const Tile& tile = tiles_[here_];
+  if (tile.written != aligned(tile.bytes) ||
+      checksum_of(buffers_[0], tile.written) != tile.checksum) {
+    write(here_, buffers_[0]);
+  }
   changed_ = false;
 }
 
 void TileFile::write(std::size_t tile, const at::Tensor& buffer) {
   Tile& to = tiles_[tile];
   to.written = aligned(to.bytes);
-  to.checksum = checksum_of(buffer, to.written);
+  const std::uint64_t checksum = checksum_of(buffer, to.written);
   const auto* const data = static_cast<const char*>(buffer.const_data_ptr());
   const std::string wrong = problem("written", to.written, [&](std::int64_t at, std::size_t some) {
-    return ::pwrite(file_, data + at, some, offset(tile) + at);
+    return ::pwrite(file_, data + at, some, to.begin + at);
   });
   if (!wrong.empty()) fail(fmt::format("tile {} could not be written: {}", tile, wrong));
+  to.checksum = checksum;
   traffic_.written_bytes += to.written;
 }
 
@@ -158,7 +177,7 @@ void TileFile::fetch(std::size_t tile, const at::Tensor& buffer) {
   const Tile& from = tiles_[tile];
   auto* const data = static_cast<char*>(buffer.mutable_data_ptr());
   const std::string wrong = problem("there", from.written, [&](std::int64_t at, std::size_t some) {
-    return ::pread(file_, data + at, some, offset(tile) + at);
+    return ::pread(file_, data + at, some, from.begin + at);
   });
   if (!wrong.empty()) fail(fmt::format("tile {} could not be read: {}", tile, wrong));
   traffic_.read_bytes += from.written;
@@ -168,7 +187,7 @@ void TileFile::fetch(std::size_t tile, const at::Tensor& buffer) {
 }
 
 void TileFile::fail(const std::string& what) const {
-  throw Error(fmt::format("optimizer states in {}: {}", folder_.string(), what));
+  throw Error(fmt::format("{} in {}: {}", name_of(what_), folder_.string(), what));
 }
 
 }  // namespace zero::optim

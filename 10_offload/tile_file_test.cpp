@@ -21,6 +21,7 @@
 #include <tests/support/in_process.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/watched_disk.hpp>
+#include <zero/memory/accounting.hpp>
 
 namespace zero::optim {
 namespace {
@@ -176,6 +177,41 @@ TEST(TileFile, MovesEachByteOnceRoundedUpToTheAlignment) {
 }
 
 // The file has no name: nobody can take it away, or write to that of another run.
+// Each begins behind the one before, and two buffers have room for the largest.
+TEST(TileFile, HasTilesOfTheirOwnSizes) {
+  const TestFolder folder;
+  OffloadOptions options = in(folder.path());
+  options.tile_bytes = 0;
+  TileFile file(options, memory::Category::kParameters);
+  const std::vector<std::int64_t> sizes = {5, 2 * kTile, 4096, kOdd};
+  for (const std::int64_t size : sizes) file.add(size);
+  EXPECT_EQ(file.resident_bytes(), 2 * (2 * kTile + TileFile::kAlignment));
+  const std::int64_t before = memory::snapshot()[memory::Category::kParameters];
+  fill(file);
+  EXPECT_EQ(memory::snapshot()[memory::Category::kParameters] - before, file.resident_bytes());
+  struct stat status {};
+  ASSERT_EQ(::fstat(file.descriptor(), &status), 0);
+  EXPECT_EQ(status.st_size, 4096 + 2 * kTile + 4096 + TileFile::aligned(kOdd));
+  EXPECT_EQ(file.traffic().written_bytes, status.st_size);
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    const at::Tensor used = file.read(i).narrow(0, 0, sizes[i]);
+    EXPECT_TRUE(used.eq(static_cast<std::int64_t>(i) + 1).all().item<bool>()) << i;
+  }
+}
+
+TEST(TileFile, WritesWhatWasGivenToBeChangedOnlyIfItHasChanged) {
+  const TestFolder folder;
+  TileFile file(in(folder.path()));
+  make_tiles(file, 2);
+  const std::int64_t before = file.traffic().written_bytes;
+  for (const std::size_t tile : {0, 1, 0}) file.read(tile, /*to_change=*/true);
+  EXPECT_EQ(file.traffic().written_bytes, before);
+  file.read(0, /*to_change=*/true).add_(1);
+  EXPECT_EQ(last_byte(file, 1), 2);
+  EXPECT_EQ(file.traffic().written_bytes, before + kTile);
+  EXPECT_EQ(last_byte(file, 0), 2);
+}
+
 TEST(TileFile, TwoShareAFolderThatIsRemoved) {
   auto folder = std::make_unique<TestFolder>();
   TileFile one(in(folder->path())), other(in(folder->path()));

@@ -92,6 +92,8 @@ class Paths(Script):
         self.expect("ladder", ["--offload", "--steps", "3"], ["--offload", "--steps", "3"])
         self.expect("ladder", ["--modes", "engine3:config=a.json:offload=none,engine1:offload=states:stage=1,engine2:offload=host"],
                     ["--modes", "engine3:config=HERE/a.json:offload=none,engine1:offload=HERE/states:stage=1,engine2:offload=host"])
+        self.expect("ladder", ["--modes", "engine3:offload=none:offload_parameters=p"],
+                    ["--modes", "engine3:offload=none:offload_parameters=HERE/p"])
         self.expect("ladder", ["--modes=engine3:config=/a.json,engine3:config=b.json"],
                     ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
 

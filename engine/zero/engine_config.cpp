@@ -5,6 +5,7 @@
 
 #include <06_hsdp/hsdp.hpp>
 #include <10_offload/offloaded.hpp>
+#include <10_offload/parameters_in_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine_config.hpp>
@@ -44,16 +45,25 @@ void declare_zero_plus_plus(base::Keys& keys, EngineConfig& c) {
 }
 
 void declare_offload(base::Keys& keys, EngineConfig& c) {
-  keys.field(
-      "offload",
-      [&keys, &c](const Json& value) {
-        if (!value.is_string() || value == "") {
-          keys.refuse("offload", value, "\"none\", \"host\", or a folder for optimizer states");
-        }
-        c.offload = value.get<std::string>();
-      },
-      [&c] { return Json(c.offload); });
+  const auto place = [&keys](const std::string& key, const char* right, std::string& out) {
+    keys.field(
+        key,
+        [&keys, key, right, &out](const Json& value) {
+          if (!value.is_string() || value == "") keys.refuse(key, value, right);
+          out = value.get<std::string>();
+        },
+        [&out] { return Json(out); });
+  };
+  place("offload", "\"none\", \"host\", or a folder for optimizer states", c.offload);
   keys.mib("offload_tile_mib", c.offload_tile_bytes);
+  place("offload_parameters", "\"none\", or a folder for parameters", c.offload_parameters);
+  keys.require(
+      [&c] {
+        return c.offload_parameters == "none" ||
+               (c.shard_size == 0 && parts_of_zero_plus_plus(c) == 0);
+      },
+      "offload_parameters cannot be with a shard_size or a part of ZeRO++, whose gathers read "
+      "shards in memory: leave one of them out");
 }
 
 }  // namespace
@@ -157,6 +167,12 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
                                          .says_how = arguments.mesh.world().rank() == 0});
   }
   const ShardingOptions overlap = sharding_options(config);
+  if (config.offload_parameters != "none") {
+    return make_parameters_in_file(arguments, overlap,
+                                   {.folder = config.offload_parameters,
+                                    .tile_bytes = 0,
+                                    .says_how = arguments.mesh.world().rank() == 0});
+  }
   if (config.shard_size != 0) return make_hsdp(arguments, overlap, config.shard_size);
   if (parts_of_zero_plus_plus(config) > 0) {
     return make_zero_plus_plus(arguments, overlap, zero_plus_plus_options(config));

@@ -28,6 +28,7 @@ namespace zero {
 ///       "defer_parameter_gather": false,
 ///       "offload": "none",      or "host", or a folder, for the optimizer's states
 ///       "offload_tile_mib": 16,
+///       "offload_parameters": "none",   or a folder for parameters, at stage 3
 ///       "shard_size": 0,        or a number of ranks, or "host"
 ///       "group_size": "host",   or a number of ranks
 ///       "secondary_shards": false,
@@ -64,6 +65,9 @@ struct EngineConfig {
   std::string offload = "none";
   /// Bytes of these states that are read, updated and written together.
   std::int64_t offload_tile_bytes = optim::OffloadOptions{}.tile_bytes;
+  /// A folder on a disk where the shards of parameters lie at stage 3 (make_parameters_in_file(),
+  /// chapter 10); the same on all ranks. "none": they are in memory.
+  std::string offload_parameters = "none";
 
   /// HSDP (chapter 06), at stages 1 to 3: the model states are sharded inside groups of this many
   /// ranks, which hold copies of each other. 0: over all ranks. dist::Mesh::kRanksOfHost: by host.

@@ -280,9 +280,13 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
         std::function([] { engine_config(R"({"offload_delay_after": 40})"); })}) {
     expect_error(read, {"offload_delay_after was removed: updates are made in their step"});
   }
-  for (const auto& read : {std::function([] { options_of("engine3:offload_parameters=/disk"); }),
-                           std::function([] { engine_config(R"({"offload_parameters": 3})"); })}) {
-    expect_error(read, {"offload_parameters was removed: offload keeps the optimizer's states"});
+  EXPECT_EQ(config.offload_parameters, "none");
+  EXPECT_EQ(options_of("engine3:offload_parameters=/disk").offload_parameters, "/disk");
+  expect_error([] { engine_config(R"({"offload_parameters": 3})"); },
+               {"offload_parameters is 3", "a folder for parameters"});
+  for (const char* mode : {"hsdp3:shard_size=2", "hpz", "qwz", "qgz"}) {
+    expect_error([&] { options_of(fmt::format("{}:offload_parameters=/disk", mode)); },
+                 {"offload_parameters cannot be with a shard_size or a part of ZeRO++"});
   }
   expect_error([] { options_of("engine1:offload=/a:b"); },
                {"'b' is no setting of a mode", "no colon in the value", "config=FILE"});

@@ -18,6 +18,7 @@ TEST(EngineOptions, ThatCannotBeAreRefusedOnAllRanks) {
     refused({.lookahead = -2}, "lookahead is -2");
     refused({.stage = 0, .shard_size = 2}, "stage is 0");
     refused({.shard_size = 2, .secondary_shards = true}, "cannot be together");
+    refused({.offload_parameters = "/tmp", .shard_size = 2}, "offload_parameters cannot be with");
     EngineRun(communicator, {}).step(0);  // the ranks still understand each other
   });
 }
@@ -43,6 +44,7 @@ TEST(EngineOptions, ThatDifferBetweenRanksAreRefused) {
         [](EngineConfig& c) { c.keep_gradients = false; },
         [](EngineConfig& c) { c.defer_parameter_gather = true; },
         [](EngineConfig& c) { c.offload = "host"; },
+        [](EngineConfig& c) { c = {.offload_parameters = "/tmp"}; },
         [](EngineConfig& c) { c.offload_tile_bytes = 1 << 12; }};
     for (std::size_t i = 0; i < changes.size(); ++i) {
       EngineConfig config{.secondary_shards = true};

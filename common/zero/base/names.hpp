@@ -15,8 +15,6 @@ struct Removed {
 };
 inline constexpr Removed kRemoved[] = {
     {"offload_delay_after", "updates are made in their step; exercise 10c has the method"},
-    {"offload_parameters",
-     "offload keeps the optimizer's states on a disk; the gather from a file is being rebuilt"},
     {"--offload-parameters", "10_offload/host.md has the bytes of what leaves the device"},
     {"--disk-bandwidth", "docs/engine.md has the time of optimizer states on a disk by formula"},
     {"--disk", "a rank's file takes 8 bytes for each of its parameters, 12 in mixed precision"},

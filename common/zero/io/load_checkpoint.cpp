@@ -97,9 +97,9 @@ class Loader {
   void put_back() {
     // Units that a forward has left whole would hide the new values.
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
-    strategy_.finish_parameters();
     const bool offloaded = strategy_.optimizer().is_offloaded();
     for (std::size_t i = 0; i < states_.size(); ++i) {
+      strategy_.bring(i);
       read(i, kParameterKind, flat(strategy_.placement(i).kept));
       const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;
@@ -141,7 +141,8 @@ class Loader {
 
   // What this rank updates of its parameter `i`: nothing of a copy that another stage trains.
   train::ParameterShard updated(std::size_t i) const {
-    return strategy_.stage_of_model().is_copy(i) ? train::ParameterShard() : strategy_.placement(i).updated;
+    return strategy_.stage_of_model().is_copy(i) ? train::ParameterShard()
+                                                 : strategy_.placement(i).updated;
   }
 
   States states_of(std::size_t i) const {

@@ -31,8 +31,8 @@ std::vector<safetensors::Spec> specs_of(train::Strategy& strategy) {
 
 void check_weights(train::Strategy& strategy) {
   strategy.verify_weights();
-  strategy.finish_parameters();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    strategy.bring(i);
     const at::Tensor held = strategy.placement(i).kept.tensor;
     if (!held.defined() || held.numel() == 0 || !held.is_floating_point()) continue;
     if (at::isfinite(held).all().item<bool>()) continue;

@@ -24,7 +24,7 @@ namespace zero::io {
 namespace fs = std::filesystem;
 using namespace checkpoint;
 
-// Tensors that are read together, because states may come from a disk: those of a parameter, or the
+// Tensors that are read together, because they may come from a disk: those of a parameter, or the
 // buffers.
 struct Group {
   std::vector<safetensors::Spec> specs;
@@ -67,8 +67,9 @@ Contents contents_of(train::Strategy& strategy) {
     const std::string text = to_text(p.whole_sizes(), piece_of(p.placement, shard.begin, n),
                                      updated.defined() ? optimizer.steps(updated) : 0);
     for (const safetensors::Spec& spec : group.specs) all.metadata[spec.name] = text;
-    group.read = [&p, &optimizer, updated, name, shard] {
-      safetensors::NamedTensors tensors = {{name, shard.tensor}};
+    group.read = [&strategy, &p, &optimizer, updated, name, i] {
+      strategy.bring(i);
+      safetensors::NamedTensors tensors = {{name, flat(strategy.placement(i).saved).tensor}};
       if (!updated.defined()) return tensors;
       for (const auto& [kind, state] : optimizer.state(updated)) {
         tensors.emplace_back(stored_name(kind, p.name), state);

@@ -116,9 +116,9 @@ NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
 
 std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy) {
   strategy.verify_weights();
-  strategy.finish_parameters();
   std::map<std::string, train::ParameterShard> shards;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    strategy.bring(i);
     const train::ParameterShard mine = flat(strategy.placement(i).kept);
     if (!mine.tensor.defined()) continue;
     shards[strategy.list().parameters[i].name] = {copy_of(mine.tensor), mine.begin};

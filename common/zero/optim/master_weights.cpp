@@ -90,6 +90,10 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
     return states;
   }
 
+  std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
+    return Optimizer::state_types(parameter);  // with the master
+  }
+
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
     const at::Tensor master = is_half(parameter) ? held(parameter) : at::Tensor();
     const auto bytes = static_cast<std::int64_t>(master.defined() ? master.nbytes() : 0);

@@ -17,6 +17,13 @@ struct OffloadTraffic {
   std::int64_t written_bytes = 0;
   std::int64_t to_host_bytes = 0;  ///< from a device
   std::int64_t to_device_bytes = 0;
+  OffloadTraffic& operator+=(const OffloadTraffic& other) {
+    read_bytes += other.read_bytes;
+    written_bytes += other.written_bytes;
+    to_host_bytes += other.to_host_bytes;
+    to_device_bytes += other.to_device_bytes;
+    return *this;
+  }
 };
 
 /// What a strategy needs from an optimizer: update, and forget parameters that other ranks own.

@@ -31,12 +31,20 @@ class OptimizerAround : public Optimizer {
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
     return inner_->state(held(parameter));
   }
+  std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
+    return inner_->state_types(held(parameter));
+  }
   std::int64_t steps(const at::Tensor& parameter) const override {
     return inner_->steps(held(parameter));
   }
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
     return inner_->state_bytes(held(parameter));
   }
+  std::int64_t resident_bytes(std::int64_t state_bytes) const override {
+    return inner_->resident_bytes(state_bytes);
+  }
+  OffloadTraffic offload_traffic() const override { return inner_->offload_traffic(); }
+  void stream_offloaded() override { inner_->stream_offloaded(); }
   std::size_t group_of(const at::Tensor& parameter) const override {
     return inner_->group_of(held(parameter));
   }

@@ -118,15 +118,15 @@ class Strategy {
 
   // What it is made of.
 
-  /// What this rank updates and keeps of parameter `index`. Before it is read or written where the
-  /// stage gathers what has been updated later, finish_parameters(); after a change of it all ranks
-  /// call passes().weights_changed().
+  /// What this rank updates and keeps of parameter `index`. Before it is read or written, bring();
+  /// after a change of it all ranks call passes().weights_changed().
   const Placement& placement(std::size_t index) const { return placements_.of[index]; }
   const Placements& placements() const { return placements_; }
   /// Whether this rank updates any of parameter `index`, and holds its averaged gradient.
   bool owns(std::size_t index) const { return placement(index).updated.tensor.defined(); }
-  /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
-  virtual void finish_parameters() {}
+  /// Call before placement(index) is read or written outside of a step: waits for what is in
+  /// flight, and fetches what rests elsewhere. Until bring() of another one, or the next pass.
+  virtual void bring(std::size_t /*index*/) {}
   /// Bytes of this rank by the formulas of the stage.
   virtual Costs costs() const = 0;
 
@@ -162,6 +162,8 @@ class Strategy {
   virtual void gather(std::size_t /*unit*/, Gather /*why*/) {}
   /// Drops what this rank does not keep of the unit, which nobody uses.
   virtual void drop(std::size_t /*unit*/) {}
+  /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
+  virtual void finish_parameters() {}
   /// Called when nobody holds the unit any more: takes over what the program has written into it.
   virtual void keep_writes(std::size_t /*unit*/) {}
   /// The gradient of trainable parameter `index` is complete. The order may differ between ranks:

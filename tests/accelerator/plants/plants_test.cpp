@@ -35,7 +35,7 @@ std::vector<at::Tensor> trained(Run run) {
   for (int step = 0; step < 3; ++step) {
     run.step(step);
     for (std::size_t i = 0; i < run.strategy->list().size(); ++i) {
-      run.strategy->finish_parameters();
+      run.strategy->bring(i);
       const at::Tensor shard = run.strategy->placement(i).kept.tensor;
       if (shard.defined()) seen.push_back(shard.detach().cpu().clone());
     }

@@ -100,6 +100,8 @@ Placements FlatParameterList::placements(dist::Communicator* group) const {
   return all;
 }
 
+void FlatParameterList::bring(std::size_t index) { buffers_[places_[index].buffer].bring(); }
+
 void FlatParameterList::collect(std::size_t index) {
   FlatParameters& buffer = buffers_[places_[index].buffer];
   if (!buffer.trainable()) {

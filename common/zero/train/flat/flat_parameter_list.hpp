@@ -37,6 +37,8 @@ class FlatParameterList {
   /// reduced.
   std::vector<BackwardSchedule::Item> items() const;
 
+  /// FlatParameters::bring() of the buffer of parameter `index`.
+  void bring(std::size_t index);
   /// What this rank has of each parameter, from initialize() on. `group`: see Placements.
   Placements placements(dist::Communicator* group) const;
   /// Throws zero::Error for a parameter that was frozen when it was flattened.

@@ -90,8 +90,8 @@ std::int64_t FlatParameters::shard_bytes() const {
 }
 
 std::int64_t FlatParameters::parameter_bytes() const {
-  const std::int64_t own = shards_parameters() ? shard_bytes() : full_bytes();
-  return own + parameter_transfer_->held_bytes();
+  const std::int64_t shard = rests_elsewhere_ ? 0 : shard_bytes();
+  return (shards_parameters() ? shard : full_bytes()) + parameter_transfer_->held_bytes();
 }
 
 SentBytes FlatParameters::sent(std::int64_t gathers) const {
@@ -121,7 +121,7 @@ at::Tensor FlatParameters::mine_of_shard(const at::Tensor& shard, std::size_t m)
 
 // Whether the whole parameter uses the bytes of this rank's shard, in which all of it lies.
 bool FlatParameters::uses_shard(std::size_t m) const {
-  return !rounds() && my_range(m).size == layout_.size(m);
+  return !rounds() && !rests_elsewhere_ && my_range(m).size == layout_.size(m);
 }
 
 // ---- parameters
@@ -165,6 +165,7 @@ void FlatParameters::initialize(const FirstValue& first_value) {
 void FlatParameters::keep_shard_only() {
   const Charge charge(Category::kParameters);
   shard_ = shard_.clone();
+  rests_elsewhere_ = parameter_transfer_->takes(shard_);
   memory::release_storage(full_, read_too_early_);
   parameters_ = Parameters::kSharded;
   own_members_.resize(members_.size());
@@ -191,7 +192,7 @@ void FlatParameters::make_pieces() {
 
 void FlatParameters::start_gather() {
   if (parameters_ != Parameters::kSharded) return;
-  if (layout_.world_size() == 1) {
+  if (layout_.world_size() == 1 && !rests_elsewhere_) {
     parameters_ = Parameters::kWhole;  // the shard is everything
     show_own_members();
     return;
@@ -325,6 +326,7 @@ void FlatParameters::keep_writes() {
 void FlatParameters::keep_shard_of_buffer() {
   if (!shards_parameters()) return;  // the shard is a part of the buffer
   wait_gather();
+  if (rests_elsewhere_) return parameter_transfer_->written(full_);
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (my_range(m).size > 0 && !uses_shard(m)) mine_of_shard(shard_, m).copy_(mine_of_full(m));
   }

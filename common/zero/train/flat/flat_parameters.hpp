@@ -61,7 +61,7 @@ struct FlatOptions {
 /// drop_gradients(); at stages 2 and 3 only to finish_reduce(), which leaves F/N.
 ///
 /// At stage 3, a parameter that lies entirely in this rank's shard is not copied: while the others
-/// are whole, it uses its bytes in the shard.
+/// are whole, it uses its bytes in the shard, if that rests in memory (ParameterTransfer::takes()).
 class FlatParameters {
  public:
   /// `members`: indices into `list.parameters`, all of one unit, one dtype, and all trainable or
@@ -129,6 +129,9 @@ class FlatParameters {
 
   /// What this rank has of member `m`, from initialize() on.
   Placement placement(std::size_t m) const;
+  /// Call before the bytes of what this rank keeps are read or written, until something else is
+  /// brought, gathered or updated: they may rest elsewhere (ParameterTransfer::takes()).
+  void bring() { parameter_transfer_->bring(shard_); }
   /// What it updates, of all members.
   std::vector<at::Tensor> updated() const;
 
@@ -197,6 +200,7 @@ class FlatParameters {
   // to the parameter (set_data()).
   std::vector<at::Tensor> own_members_;
   dist::Work gathering_;
+  bool rests_elsewhere_ = false;        // the shard: the transfer takes and brings its bytes
   bool rounded_ = false;                // the values in full_ are
   std::vector<std::int64_t> versions_;  // by member: its version counter, as far as it is noted
   ParameterWrites writes_;

@@ -23,6 +23,7 @@
 ///     secondary_shards (hpZ)    shard, and one of      shard                 all in forward, the
 ///                               the group's                                  group in backward
 ///     quantize_parameters       as without (qwZ), a codec around the gather
+///     offload_parameters        shard, in a file       shard                 all, unit by unit
 ///
 ///     stage 0 reduces by an all-reduce; stages 1 to 3 by a reduce-scatter; HSDP by a
 ///     reduce-scatter in the group, and the rest by an all-reduce between groups;
@@ -45,8 +46,17 @@ class ParameterTransfer {
   /// Whether the values that arrive are rounded. This rank then computes with what arrives of its
   /// own shard, too, so that all ranks compute with the same bits.
   virtual bool rounds() const { return false; }
+  /// Where this rank's shard lies between gathers: by default in memory. Called once, when `shard`
+  /// has its first values. If it returns true the transfer has taken them and the bytes of `shard`:
+  /// gather() then fills all of `full` from where they lie, and `shard` has bytes only for the
+  /// update, which the mode's optimizer makes, and after bring().
+  virtual bool takes(const at::Tensor& /*shard*/) { return false; }
+  /// If the transfer has taken the shard: gives `shard` its bytes, for reads and writes until the
+  /// mode brings, gathers or updates something else. Called on this rank alone.
+  virtual void bring(const at::Tensor& /*shard*/) {}
   /// The program has written into `full`, which is whole and not rounded, on all ranks alike. Later
-  /// gathers must bring what is there now. Called if held_bytes() is not 0.
+  /// gathers must bring what is there now. Called if held_bytes() is not 0, or if the transfer has
+  /// taken the shard. Does not throw.
   virtual void written(const at::Tensor& /*full*/) {}
   /// Bytes that it holds between gathers (memory::Category::kParameters).
   virtual std::int64_t held_bytes() const { return 0; }
