@@ -69,7 +69,7 @@ enum class Loop {
   kFrozen,   // the discriminator is frozen meanwhile
   kShared,   // as kThrough, with the samples that the discriminator was trained on
 };
-constexpr Loop kLoops[] = {Loop::kThrough, Loop::kFrozen, Loop::kShared};
+constexpr Loop kTwoLoops[] = {Loop::kThrough, Loop::kFrozen, Loop::kShared};
 
 using Forward = std::function<at::Tensor(nn::Model& model, const data::Batch& batch)>;
 // Makes the losses of a model, runs their backward, and updates it.
@@ -134,7 +134,7 @@ struct Engines {
 
 TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const Loop loop : kLoops) {
+    for (const Loop loop : kTwoLoops) {
       const std::vector<at::Tensor> expected = plain_weights(loop, communicator.size());
       for (const int stage : {0, 1, 2, 3}) {
         Gan gan;
