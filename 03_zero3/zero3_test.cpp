@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/random_model.hpp>
 #include <tests/support/ranks.hpp>
@@ -76,7 +77,7 @@ TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
       const auto model = testing::make_deferred<nn::Llama>(config);
       Zero3Sharding zero3({*model, communicator, optim::adamw(), &values, variant});
       memory::reset_peaks();
-      train::Trainer(zero3).step({batch});
+      tools::Trainer(zero3, losses_of(zero3)).step({batch});
       const std::int64_t held = memory::snapshot().peak_of(Category::kParameters) - before;
       std::int64_t missing[2] = {0, 0};  // of the root, of the largest other unit
       for (std::size_t u = 0; u < zero3.list().units.size(); ++u) {
@@ -131,7 +132,7 @@ TEST(Zero3, EvaluationGathersAndLeavesNothingBehind) {
       expect_only_owned(run.strategy, "after evaluation");
       const c10::NoGradGuard no_grad;
       const data::Batch both = testing::concatenate({alone.batch(0, 0), alone.batch(1, 0)});
-      EXPECT_NEAR(loss, alone.model->loss(both).item<double>(), 1e-6);
+      EXPECT_NEAR(loss, data::loss_of(*alone.model, both).item<double>(), 1e-6);
     }
   });
 }

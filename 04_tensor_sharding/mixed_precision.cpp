@@ -39,7 +39,7 @@ constexpr int kSteps = 20;
 class FlatMixedPrecision {
  public:
   /// `sharded`: this rank keeps 1/N of the master copy and of its moments; otherwise all of it.
-  FlatMixedPrecision(zero::nn::Model& model, Communicator& communicator, bool sharded)
+  FlatMixedPrecision(torch::nn::Module& model, Communicator& communicator, bool sharded)
       : list_(zero::nn::list_parameters(model)),
         communicator_(communicator),
         sharded_(sharded),
@@ -130,10 +130,9 @@ double mean_over_ranks(Communicator& communicator, double value) {
 }
 
 // Other data on every rank and in every step; here it is made up.
-zero::data::Batch batch_of(int rank, int step) {
+at::Tensor inputs_of(int rank, int step) {
   at::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
-  const at::Tensor inputs = at::randn({32, 64});
-  return {.inputs = inputs, .targets = inputs.abs(), .loss_terms = inputs.numel()};
+  return at::randn({32, 64});
 }
 
 TrainingRun train(Communicator& communicator, bool sharded) {
@@ -151,7 +150,8 @@ TrainingRun train(Communicator& communicator, bool sharded) {
   FlatMixedPrecision flat(*model, communicator, sharded);
   for (int step = 0; step < kSteps; ++step) {
     for (const at::Tensor& p : model->parameters()) p.mutable_grad().reset();
-    const at::Tensor loss = model->loss(batch_of(communicator.rank(), step));
+    const at::Tensor inputs = inputs_of(communicator.rank(), step);
+    const at::Tensor loss = model->loss(inputs, inputs.abs(), inputs.numel());
     loss.backward();
     flat.step();
     run.losses.push_back(mean_over_ranks(communicator, loss.item<double>()));

@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
 #include <zero/distributed/agreement.hpp>
@@ -55,7 +56,7 @@ TEST(TensorZero3, WholeVariantHoldsTheModelFromForwardToBackward) {
   on_ranks(2, [](dist::Communicator& communicator) {
     ToyRun<TensorZero3, Medium> run(communicator, "whole");
     const std::int64_t rest = run.held(Category::kParameters);
-    const at::Tensor loss = run.strategy.forward(run.batch(0));
+    const at::Tensor loss = forward_batch(run.strategy, run.batch(0));
     EXPECT_GE(run.held(Category::kParameters) - rest, run.strategy.list().bytes());
     run.strategy.backward(loss);
     run.strategy.finish_backward();

@@ -2,6 +2,7 @@
 
 #include <fstream>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/overlap_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/storage.hpp>
@@ -288,7 +289,7 @@ TEST(ShardedDataParallel, KeepsNothingAfterAnEvaluationOrAReading) {
         const train::UnshardedParameters whole(run.strategy, u);
       }
       EXPECT_EQ(run.held(Category::kParameters), rest);
-      run.strategy.forward(run.batch(2));  // no backward follows
+      forward_batch(run.strategy, run.batch(2));  // no backward follows
       run.strategy.optimizer_step();
       EXPECT_EQ(run.held(Category::kParameters), rest);
       run.strategy.sync_parameters();

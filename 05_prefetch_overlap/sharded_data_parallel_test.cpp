@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/overlap_run.hpp>
@@ -89,7 +90,7 @@ TEST(ShardedDataParallel, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
     ShardedDataParallel& strategy = run.strategy;
     {
       const c10::NoGradGuard no_grad;  // an evaluation is no step to learn from
-      strategy.forward(run.batch(0));
+      forward_batch(strategy, run.batch(0));
     }
     EXPECT_FALSE(strategy.knows_order());
     run.step(0);
@@ -98,8 +99,8 @@ TEST(ShardedDataParallel, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
     run.trainer.evaluate({run.batch(2)});
     EXPECT_EQ(strategy.passes_that_differed(), 0);
     // Two forwards before one backward: that backward has twice as many units.
-    const at::Tensor one = strategy.forward(run.batch(2));
-    const at::Tensor two = strategy.forward(run.batch(3));
+    const at::Tensor one = forward_batch(strategy, run.batch(2));
+    const at::Tensor two = forward_batch(strategy, run.batch(3));
     strategy.zero_grad();
     strategy.backward(one + two);
     strategy.finish_backward();
@@ -226,7 +227,7 @@ TEST(ShardedDataParallel, LeavesAModelFreeIfItsConstructorThrows) {
     testing::expect_error([&] { ShardedDataParallel(arguments, {.stage = 3}, transfers); },
                           {"no transfer"});
     ShardedDataParallel second(arguments, {.stage = 3});
-    const at::Tensor loss = second.forward(toy.batch(communicator.rank(), 0));
+    const at::Tensor loss = forward_batch(second, toy.batch(communicator.rank(), 0));
     EXPECT_GT(loss.item<float>(), 0);
   });
 }

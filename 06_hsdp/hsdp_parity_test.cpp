@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/groups.hpp>
 #include <tests/support/modes.hpp>
@@ -80,7 +81,7 @@ TEST(HsdpAtTwoByTwo, TheOrderOfTheMeshIsAnother) {
 }
 
 // One unit whose gradient is the batch: whole numbers, whose sums are exact in any order.
-class WholeNumbers : public nn::Model {
+class WholeNumbers : public BatchModel {
  public:
   static constexpr std::int64_t kElements = 201;
   WholeNumbers() {
@@ -90,7 +91,6 @@ class WholeNumbers : public nn::Model {
   at::Tensor loss(const data::Batch& batch) override {
     return run([&] { return unit_->forward(batch.inputs) + small_ * batch.inputs.view(-1)[3]; });
   }
-  at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
 
  private:
   struct Inner : nn::Unit {
@@ -114,7 +114,7 @@ std::vector<at::Tensor> average_of_whole_numbers(dist::Communicator& communicato
                      .remainder(251)
                      .to(at::kFloat);
   batch.loss_terms = 1;
-  strategy->backward(strategy->forward(batch));
+  strategy->backward(forward_batch(*strategy, batch));
   strategy->finish_backward();
   return whole_gradients(*strategy);
 }

@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
@@ -174,7 +175,7 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
     const auto started = [&] { return run.replicas().traffic().calls(Purpose::kGradient); };
     const auto buckets = static_cast<std::int64_t>(run.strategy.buckets().size());
     ASSERT_GE(buckets, 3);
-    run.strategy.backward(run.strategy.forward(run.batch(0)));
+    run.strategy.backward(forward_batch(run.strategy, run.batch(0)));
     EXPECT_EQ(started(), buckets - 1);
     run.strategy.finish_backward();
     EXPECT_EQ(started(), buckets);
@@ -230,7 +231,7 @@ TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const HsdpOptions options{{.stage = 3}, 2};
     HsdpRun<Toy> run(communicator, options), plain(communicator, options);
-    run.strategy.backward(run.strategy.forward(run.batch(5)));
+    run.strategy.backward(forward_batch(run.strategy, run.batch(5)));
     run.strategy.zero_grad();
     for (int s = 0; s < 2; ++s) {
       run.step(s);
@@ -243,7 +244,7 @@ TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   on_ranks(4, [](dist::Communicator& communicator) {
     // The strategy is destroyed while gradients are in flight.
     HsdpRun<Toy> run(communicator, {{.stage = 3}, 2});
-    run.strategy.backward(run.strategy.forward(run.batch(5)));
+    run.strategy.backward(forward_batch(run.strategy, run.batch(5)));
   });
 }
 

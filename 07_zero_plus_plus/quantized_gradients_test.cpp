@@ -10,6 +10,7 @@
 
 #include <limits>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/zero_plus_plus_run.hpp>
@@ -289,13 +290,13 @@ TEST(Qgz, GradientsCanBeDroppedWhileTheyTravel) {
     const ZeroPlusPlusOptions parts{.quantize_gradients = true};
     ZeroPlusPlusRun<> run(communicator, parts, {.keep_buffers = false});
     const std::int64_t of_groups = run.held(Category::kCommunication);
-    run.strategy.backward(run.strategy.forward(run.batch(5)));
+    run.strategy.backward(forward_batch(run.strategy, run.batch(5)));
     EXPECT_GT(run.held(Category::kCommunication), of_groups);
     run.strategy.zero_grad();
     EXPECT_EQ(run.held(Category::kCommunication), of_groups);
     run.step(0);
     ZeroPlusPlusRun<> left(communicator, parts, {.keep_buffers = false});
-    left.strategy.backward(left.strategy.forward(left.batch(5)));
+    left.strategy.backward(forward_batch(left.strategy, left.batch(5)));
   });
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -119,7 +120,8 @@ TEST_P(QwzOnMesh, NeverRoundsTheWeightsThatAreUpdated) {
     }();
     WatchedRun run(communicator, options);
     const auto first = testing::parameters_of(*alone.model);
-    at::Tensor loss = run.strategy.forward(run.batch(0));  // the root stays whole: it is rounded
+    at::Tensor loss =
+        forward_batch(run.strategy, run.batch(0));  // the root stays whole: it is rounded
     EXPECT_TRUE(testing::same_bits(testing::whole_weights(run.strategy), first));
     run.strategy.backward(loss);
     loss.reset();

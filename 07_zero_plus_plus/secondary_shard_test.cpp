@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -89,18 +90,20 @@ TEST_P(HpzOnMesh, GathersNewWeightsFromAllRanksOnce) {
     const auto evaluate = [&] { run.trainer.evaluate({run.batch(7), run.batch(8)}); };
     at::Tensor loss;
     expect_between("first weights, for an evaluation", once, evaluate);
-    expect_between("the same for a forward", 0, [&] { loss = strategy.forward(run.batch(0)); });
+    expect_between("the same for a forward", 0,
+                   [&] { loss = forward_batch(strategy, run.batch(0)); });
     expect_between("backward", 0, [&] { strategy.backward(loss); });
     loss.reset();
     strategy.finish_backward();
     expect_between("before the update", 0, evaluate);
     strategy.zero_grad();  // the step is skipped: the weights are as they were
-    expect_between("after a skipped step", 0, [&] { loss = strategy.forward(run.batch(1)); });
+    expect_between("after a skipped step", 0,
+                   [&] { loss = forward_batch(strategy, run.batch(1)); });
     strategy.backward(loss);
     loss.reset();
     testing::finish_step(strategy);
     strategy.zero_grad();
-    expect_between("after an update", once, [&] { loss = strategy.forward(run.batch(2)); });
+    expect_between("after an update", once, [&] { loss = forward_batch(strategy, run.batch(2)); });
     expect_between("backward", 0, [&] { strategy.backward(loss); });
     loss.reset();
     testing::finish_step(strategy);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/groups.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
@@ -75,7 +76,7 @@ std::vector<std::vector<at::Tensor>> seen_in_a_run(dist::Communicator& communica
   see();
   io::save_checkpoint(strategy, folder, {});
   session.step(1);
-  strategy.backward(strategy.forward(session.batch(2)));
+  strategy.backward(forward_batch(strategy, session.batch(2)));
   see();  // inside a step
   strategy.finish_backward();
   strategy.zero_grad();  // the step is skipped
@@ -206,7 +207,7 @@ class LargestGradients {
 void expect_close_to_the_true_mean(const Shape& shape, const std::string& more, double largest_q) {
   on_ranks(shape.ranks(), [&](dist::Communicator& communicator) {
     const auto gradients = [&](Session& session) {
-      session.strategy().backward(session.strategy().forward(session.batch(0)));
+      session.strategy().backward(forward_batch(session.strategy(), session.batch(0)));
       session.strategy().finish_backward();
       return session.gradients();
     };

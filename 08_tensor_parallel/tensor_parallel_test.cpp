@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
@@ -77,7 +78,7 @@ TEST_P(TensorParallelTraining, HasTheNumbersOfTheWholeModel) {
         options.trainer.clip_norm = 0.05;  // less than any norm here
         SplitRun split(axes.mesh, options), whole(*axes.data, options);
         for (int s = 0; s < 3; ++s) {
-          const train::StepResult ours = split.step(s), theirs = whole.step(s);
+          const tools::StepResult ours = split.step(s), theirs = whole.step(s);
           EXPECT_NEAR(ours.loss, theirs.loss, 1e-12 * theirs.loss);
           EXPECT_FLOAT_EQ(ours.gradient_norm, theirs.gradient_norm);
           EXPECT_GT(ours.gradient_norm, 0.05);
@@ -172,7 +173,8 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
           make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel(*axes.tensor));
       const auto strategy = make_strategy("ddp", {*good, axes.mesh, optim::adamw(), &values});
       train::StepOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
-      expect_error([&] { train::Trainer(*strategy, options); }, {"the step in Trainer::Trainer"});
+      expect_error([&] { tools::Trainer(*strategy, losses_of(*strategy), options); },
+                   {"the step in Trainer::Trainer"});
     });
   }
 }

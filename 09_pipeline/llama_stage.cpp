@@ -100,9 +100,9 @@ void LlamaStage::checkpoint_activations(bool on, const nn::CheckpointOptions& op
   partitions_checkpoints_ = on && options.partition_over != nullptr;
 }
 
-void LlamaStage::check_batch(const data::Batch& batch) const {
-  whole_.check_inputs(batch);
-  whole_.check_targets(batch);
+void LlamaStage::check_batch(const MicroBatch& batch) const {
+  whole_.check_inputs(batch.inputs);
+  whole_.check_targets(batch.inputs, batch.targets);
   const std::int64_t elements = c10::multiply_integers(activation_sizes(batch));
   if (!partitions_checkpoints_ || elements % tensor_parallel().ranks() == 0) return;
   throw Error(
@@ -111,38 +111,31 @@ void LlamaStage::check_batch(const data::Batch& batch) const {
                   elements, tensor_parallel().ranks()));
 }
 
-std::vector<std::int64_t> LlamaStage::activation_sizes(const data::Batch& batch) const {
+std::vector<std::int64_t> LlamaStage::activation_sizes(const MicroBatch& batch) const {
   return {batch.inputs.size(0), tensor_parallel().positions(batch.inputs.size(1)), config().hidden};
 }
 
-std::int64_t LlamaStage::activation_bytes(const data::Batch& batch) const {
+std::int64_t LlamaStage::activation_bytes(const MicroBatch& batch) const {
   return c10::multiply_integers(activation_sizes(batch)) *
          static_cast<std::int64_t>(c10::elementSize(config().dtype));
 }
 
-at::Tensor LlamaStage::empty_activations(const data::Batch& batch) const {
+at::Tensor LlamaStage::empty_activations(const MicroBatch& batch) const {
   return at::empty(activation_sizes(batch), batch.inputs.options().dtype(config().dtype));
 }
 
-at::Tensor LlamaStage::loss(const data::Batch& batch) {
+at::Tensor LlamaStage::loss(const MicroBatch& batch) {
   return run([&] {
     if (pass_->adds_tied_gradient) {
       pass_->embedding = embedding_;
       return TiedGradient::apply(shared_weight_, batch.inputs, pass_);
     }
     const at::Tensor x = run_layers(batch);
-    return is_last() ? whole_.loss_of(logits(x, batch), batch) : hand_on(x);
+    return is_last() ? whole_.loss_of(logits(x), batch.targets, batch.loss_terms) : hand_on(x);
   });
 }
 
-at::Tensor LlamaStage::predict(const data::Batch& batch) {
-  return run([&] {
-    const at::Tensor x = run_layers(batch);
-    return is_last() ? whole_.whole_logits(logits(x, batch)) : hand_on(x);
-  });
-}
-
-at::Tensor LlamaStage::run_layers(const data::Batch& batch) {
+at::Tensor LlamaStage::run_layers(const MicroBatch& batch) {
   at::Tensor x = is_first() ? whole_.embed(batch.inputs) : pass_->input;
   // The embedding is frozen here; its output's gradient is what the last stage needs.
   if (is_first() && is_tied()) pass_->input = x.set_requires_grad(c10::GradMode::is_enabled());
@@ -159,8 +152,8 @@ at::Tensor LlamaStage::hand_on(const at::Tensor& x) {
   return x.sum().zero_();
 }
 
-at::Tensor LlamaStage::logits(const at::Tensor& x, const data::Batch& batch) {
-  const at::Tensor normal = whole_.before_head(x, batch);
+at::Tensor LlamaStage::logits(const at::Tensor& x) {
+  const at::Tensor normal = whole_.before_head(x);
   if (!is_tied()) return whole_.head(normal);
   // Without the weight's gradient: its factors are kept, because another one is added before it.
   pass_->head_input = rows(normal.detach());

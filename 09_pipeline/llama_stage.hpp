@@ -13,6 +13,13 @@
 
 namespace zero {
 
+/// Token ids, int64 [B, S], the next token of each, nn::kIgnoredTarget if there is none, and how
+/// many of these count.
+struct MicroBatch {
+  at::Tensor inputs, targets;
+  std::int64_t loss_terms = 0;
+};
+
 /// One micro-batch on its way through one stage of a pipeline: the tensors that forward keeps for
 /// backward, and those that stages send to each other. Stages send the residual stream of this
 /// tensor rank: [B, S, hidden], or [B, S / n, hidden] under sequence parallelism over n ranks.
@@ -41,14 +48,14 @@ struct StagePass : torch::CustomClassHolder {
 /// meta device) until a strategy allocates it.
 ///
 /// If the head is the embedding (LlamaConfig::tied), both the first and the last stage hold the
-/// shared weight. The last one trains it. In the first one it is frozen, and PipelineTrainer writes
+/// shared weight. The last one trains it. In the first one it is frozen, and PipelinePasses writes
 /// the new value into it after every update.
 ///
 /// With a tensor axis (nn/tensor_parallel.hpp) this object holds the part of one tensor rank. All
 /// tensor ranks run the same passes. Each stage has a tensor axis of its own.
 ///
-/// loss() and predict() work on the pass that set_pass() has named.
-class LlamaStage : public nn::Model {
+/// loss() works on the pass that set_pass() has named.
+class LlamaStage : public nn::Unit {
  public:
   /// Throws zero::Error for a stage that does not exist, for fewer layers than stages, for a
   /// classifier, and for a model that `tensor` cannot split. All ranks of a tensor axis must pass
@@ -59,20 +66,18 @@ class LlamaStage : public nn::Model {
   /// Last stage: the loss, as Llama::loss(). Other stages: a scalar 0 from which backward continues
   /// with StagePass::output_gradient. Sends and receives nothing between stages. Does not check the
   /// batch: see check_batch().
-  at::Tensor loss(const data::Batch& batch) override;
-  /// Last stage: the logits. Other stages: as loss().
-  at::Tensor predict(const data::Batch& batch) override;
+  at::Tensor loss(const MicroBatch& batch);
 
-  /// The pass of the next loss() or predict().
+  /// The pass of the next loss().
   void set_pass(c10::intrusive_ptr<StagePass> pass) { pass_ = std::move(pass); }
 
   /// Throws zero::Error if loss() of the whole model would refuse the batch; in every stage alike.
   /// Does not compare the batches of tensor ranks.
-  void check_batch(const data::Batch& batch) const;
+  void check_batch(const MicroBatch& batch) const;
   /// Uninitialised activations of this batch between stages, on this tensor rank.
-  at::Tensor empty_activations(const data::Batch& batch) const;
+  at::Tensor empty_activations(const MicroBatch& batch) const;
   /// Their bytes.
-  std::int64_t activation_bytes(const data::Batch& batch) const;
+  std::int64_t activation_bytes(const MicroBatch& batch) const;
 
   int stage() const { return stage_; }
   int stages() const { return stages_; }
@@ -87,19 +92,18 @@ class LlamaStage : public nn::Model {
   const nn::LlamaConfig& config() const { return whole_.config(); }
   const nn::TensorParallel& tensor_parallel() const { return whole_.tensor_parallel(); }
 
-  /// Also for io::StoredValues: WholeModel::list has the parameters of the whole model.
-  const nn::WholeModel* whole_model() const override {
-    return stages_ > 1 ? &whole_model_ : nullptr;
-  }
+  /// For StrategyArguments::whole, and for io::StoredValues: WholeModel::list has the parameters of
+  /// the whole model. Null if there is one stage.
+  const nn::WholeModel* whole_model() const { return stages_ > 1 ? &whole_model_ : nullptr; }
 
   /// See Llama::checkpoint_activations(). Received activations are not partitioned.
   void checkpoint_activations(bool on, const nn::CheckpointOptions& options = {});
 
  private:
-  std::vector<std::int64_t> activation_sizes(const data::Batch& batch) const;
-  at::Tensor run_layers(const data::Batch& batch);
+  std::vector<std::int64_t> activation_sizes(const MicroBatch& batch) const;
+  at::Tensor run_layers(const MicroBatch& batch);
   at::Tensor hand_on(const at::Tensor& x);
-  at::Tensor logits(const at::Tensor& x, const data::Batch& batch);
+  at::Tensor logits(const at::Tensor& x);
 
   // A whole model without bytes: this stage's modules are among its own, and run there.
   nn::Llama whole_;

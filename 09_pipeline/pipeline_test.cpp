@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/pipeline_run.hpp>
@@ -86,8 +87,8 @@ TEST_P(Pipeline, HooksOfParametersSeeWhatTheyDoInTheWholeModel) {
       const PipelineShape shape{.mode = "hsdp2", .checkpoints = checkpoints};
       PipelineRank rank(axes, shape);
       WholeRank whole(axes.of_stage, shape);
-      for (nn::Model* model : {static_cast<nn::Model*>(rank.stage.get()),
-                               static_cast<nn::Model*>(whole.model.get())}) {
+      for (torch::nn::Module* model : {static_cast<torch::nn::Module*>(rank.stage.get()),
+                                       static_cast<torch::nn::Module*>(whole.model.get())}) {
         for (const at::Tensor& p : model->parameters()) {
           if (!p.requires_grad()) continue;
           p.register_hook([](const at::Tensor& gradient) { return gradient.clamp(-1e-3, 2e-3); });
@@ -245,9 +246,13 @@ TEST(PipelineTraining, CheckpointsThatAreOffMayHaveAnySize) {
   const data::Batch odd = pipeline_batch({}, 0, 0, 1);  // 3 x 7 x 12 activations
   const nn::CheckpointOptions parts{.partition_over = &tensor};
   stage.checkpoint_activations(true, parts);
-  expect_error([&] { stage.check_batch(odd); }, {"252 elements", "5 tensor ranks"});
+  expect_error(
+      [&] {
+        stage.check_batch({odd.inputs, odd.targets, odd.loss_terms});
+      },
+      {"252 elements", "5 tensor ranks"});
   stage.checkpoint_activations(false, parts);
-  stage.check_batch(odd);
+  stage.check_batch({odd.inputs, odd.targets, odd.loss_terms});
 }
 
 TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {

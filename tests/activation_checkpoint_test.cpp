@@ -3,6 +3,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/edge_case_model.hpp>
 #include <tests/support/modes.hpp>
@@ -14,7 +15,6 @@
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {
@@ -27,12 +27,12 @@ struct Outcome {
 };
 
 // Three steps of `model` under `mode`.
-Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Model& model,
+Outcome train(dist::Communicator& communicator, const std::string& mode, torch::nn::Module& model,
               const std::function<data::Batch(int)>& batch, int micro_batches) {
   nn::SeededValues values(3);
   const auto strategy = make_strategy(
       mode, {model, communicator, optim::adamw({.learning_rate = 0.01}), &values, ""});
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, losses_of(*strategy));
   Outcome outcome;
   for (int step = 0; step < 3; ++step) {
     const dist::Traffic before = communicator.traffic();
@@ -103,14 +103,14 @@ TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
 // of the model, none of whose inputs requires a gradient. The gain, of ordinary autograd, is used
 // in two checkpoints: on top of an earlier micro-batch its gradients would be added up in another
 // order than without.
-class Around : public nn::Model {
+class Around : public BatchModel {
  public:
   explicit Around(bool checkpointed) : checkpointed_(checkpointed) {
     inner_ = register_module("inner", std::make_shared<Inner>());
     gain_ = add_parameter("gain", {5}, nn::Initializer::constant(1.25));
     unused_ = add_parameter("unused", {5}, nn::Initializer::constant(1.0));
   }
-  at::Tensor predict(const data::Batch& batch) override {
+  at::Tensor predict(const data::Batch& batch) {
     return run([&] {
       const at::Tensor x = part(batch.inputs);
       return part(x).sum(1, /*keepdim=*/true);
@@ -178,7 +178,7 @@ TEST(ActivationCheckpointingResidency, Zero3HoldsNoMoreParametersAndFewerActivat
         using memory::Category;
         const memory::Snapshot before = memory::snapshot();
         memory::reset_peaks();
-        strategy->backward(strategy->forward(batch));
+        strategy->backward(forward_batch(*strategy, batch));
         const memory::Snapshot peak = memory::snapshot();
         strategy->finish_backward();
         parameters[checkpointed] = peak.peak_of(Category::kParameters);

@@ -167,13 +167,13 @@ TEST(MeshTraining, ModelStatesAndBytesSentAreThoseOfTheFormulas) {
         EXPECT_EQ(training_bytes(rank.data.traffic().since(averaged)), rank.strategy->costs().sent);
         const std::vector<data::Batch> batches = rank.batches(1, 5);
         EXPECT_EQ(sent.bytes(Purpose::kActivation) + sent.bytes(Purpose::kParameter),
-                  pipeline_bytes(*rank.stage, batches));
+                  pipeline_bytes(*rank.stage, tools::micro_batches_of(batches)));
         EXPECT_EQ(sent.bytes(Purpose::kGradient), 0);
         // By hand: half of the positions under sequence parallelism, and half of the weight.
         std::int64_t activations = 0;
         for (const data::Batch& batch : batches) activations += batch.inputs.numel() * 12 * 4;
         if (sequence) activations /= 2;
-        EXPECT_EQ(pipeline_bytes(*rank.stage, batches),
+        EXPECT_EQ(pipeline_bytes(*rank.stage, tools::micro_batches_of(batches)),
                   rank.stage->is_first() ? activations * (tied ? 2 : 1)
                                          : activations + (tied ? 37 * 12 * 4 : 0));
       }

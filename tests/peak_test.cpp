@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/toy.hpp>
@@ -18,7 +19,6 @@
 #include <zero/nn/llama.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {
@@ -60,7 +60,7 @@ Peaks peaks_of(dist::Communicator& communicator, const std::string& mode) {
   nn::SeededValues values(1);
   const std::shared_ptr<nn::Llama> model = twelve_layers();
   const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, losses_of(*strategy));
   trainer.step(first);
   trainer.zero_grad();
   memory::reset_peaks();
@@ -127,7 +127,7 @@ std::int64_t growth_under(dist::Communicator& communicator, const std::string& m
     Toy toy;
     const auto warm =
         make_strategy(mode, {*toy.model, communicator, optim::adamw(), &toy.values, ""});
-    train::Trainer(*warm).step({toy.batch(communicator.rank(), 0)});
+    tools::Trainer(*warm, losses_of(*warm)).step({toy.batch(communicator.rank(), 0)});
   }
   const std::int64_t before = trimmed_resident_set();
   const auto model = make_deferred<nn::Mlp>(
@@ -136,7 +136,7 @@ std::int64_t growth_under(dist::Communicator& communicator, const std::string& m
                     .outputs = 8});
   nn::SeededValues values(1);
   const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, losses_of(*strategy));
   for (int step = 0; step < 3; ++step) trainer.step({four_rows(communicator.rank(), step)});
   return trimmed_resident_set() - before;
 }

@@ -34,16 +34,6 @@ std::unique_ptr<train::Strategy> strategy_of(train::StrategyArguments arguments,
   return make_strategy(std::move(arguments), config);
 }
 
-// All ranks throw if the rule throws on any.
-std::unique_ptr<nn::PlainModel> make_plain_model(torch::nn::Module& module, const dist::Mesh& mesh,
-                                                 const nn::UnitRule& units) {
-  const dist::CallScope call(mesh.world(), "Engine::Engine");
-  std::unique_ptr<nn::PlainModel> plain;
-  dist::run_on_all_ranks(mesh.world(), "the units of the module",
-                         [&] { plain = std::make_unique<nn::PlainModel>(module, units); });
-  return plain;
-}
-
 train::StepOptions step_options(const EngineConfig& config) {
   if (config.accumulation_steps < 1) {
     throw Error(
@@ -76,23 +66,13 @@ void note_short_sums(const train::Strategy& strategy, std::int64_t micro_batches
 
 }  // namespace
 
-Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-               const EngineConfig& config, nn::ParameterSource* values)
-    : Engine(nullptr, &model, mesh, std::move(optimizer), config, values) {}
-
 Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-               const EngineConfig& config, const nn::UnitRule& units, nn::ParameterSource* values)
-    : Engine(make_plain_model(module, mesh, units), nullptr, mesh, std::move(optimizer), config,
-             values) {}
-
-Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const dist::Mesh& mesh,
-               optim::OptimizerFactory optimizer, const EngineConfig& config,
-               nn::ParameterSource* values)
+               const EngineConfig& config, const nn::UnitRule& units, nn::ParameterSource* values,
+               const nn::WholeModel* whole)
     : config_(config),
-      kept_((plain ? *plain : *model).module().weak_from_this().lock()),
-      plain_(std::move(plain)),
+      kept_(module.weak_from_this().lock()),
       strategy_(strategy_of(
-          {.model = plain_ ? *plain_ : *model,
+          {.module = module,
            .mesh = mesh,
            .optimizer = std::move(optimizer),
            .values = values,
@@ -100,7 +80,9 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
                                                           : train::Accumulation::kLocal,
            .reduce_type =
                config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn,
-           .ignored = config.ignored},
+           .ignored = config.ignored,
+           .units = units,
+           .whole = whole},
           config)),
       step_(*strategy_, step_options(config), "Engine::Engine",
             fmt::format("{} micro-batches\nbuffers {}", config.accumulation_steps,
@@ -125,10 +107,6 @@ Engine::~Engine() {
   }
 }
 
-at::Tensor Engine::forward(const data::Batch& batch) {
-  return forward([&] { return strategy_->model().loss(batch); }, batch.loss_terms);
-}
-
 at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
@@ -148,7 +126,7 @@ void Engine::begin_forward() {
   const at::Device device = strategy_->list().parameters.front().tensor.device();
   if (at::autocast::is_autocast_enabled(device.type())) at::autocast::clear_cache();
   if (!config_.broadcast_buffers || !c10::GradMode::is_enabled()) return;
-  train::broadcast_buffers(strategy_->model().module(), strategy_->communicator(),
+  train::broadcast_buffers(strategy_->module(), strategy_->communicator(),
                            dist::Purpose::kParameter);
 }
 
@@ -265,15 +243,17 @@ Engine::Terms Engine::with_micro_batch(std::optional<double> mine, const dist::S
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
   if (!terms.stated && sum > 0) {
-    throw Error(fmt::format(
-        "micro-batch {} of the step has loss terms (Batch::loss_terms), those before it have none "
-        "on any rank: set them for all batches, or for none",
-        micro_batches_ + 1));
+    throw Error(
+        fmt::format("micro-batch {} of the step has loss terms (loss_terms of forward()), those "
+                    "before it have none "
+                    "on any rank: set them for all batches, or for none",
+                    micro_batches_ + 1));
   }
   if (terms.stated && !without_forward.empty()) {
     throw Error(fmt::format(
         "the loss of micro-batch {} on {} was not computed from what Engine::forward() returned, "
-        "and other losses of the step have loss terms (Batch::loss_terms), so that its weight is "
+        "and other losses of the step have loss terms (loss_terms of forward()), so that its "
+        "weight is "
         "not known: compute all from forward(), or leave loss_terms at 0 in all batches, so that "
         "micro-batches count alike",
         micro_batches_ + 1, dist::ranks_text(without_forward)));

@@ -12,8 +12,7 @@
 #include <zero/engine_config.hpp>
 #include <zero/io/save_checkpoint.hpp>
 #include <zero/nn/defer.hpp>
-#include <zero/nn/model.hpp>
-#include <zero/nn/plain_model.hpp>
+#include <zero/nn/model_units.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/safetensors/spec.hpp>
@@ -34,9 +33,9 @@ struct SaveOptions {
 /// Sharded data-parallel training for a program of your own. Every rank of `mesh` makes one over
 /// the same model and calls the same functions:
 ///
-///     zero::Engine engine(model, *communicator, zero::optim::adamw(), {.stage = 3});
-///     for (const zero::data::Batch& batch : batches) {
-///       const at::Tensor loss = engine.forward(batch);
+///     zero::Engine engine(*net, *communicator, zero::optim::adamw(), {.stage = 3});
+///     for (const auto& [x, y] : batches) {
+///       const at::Tensor loss = engine.forward([&] { return criterion(net->forward(x), y); });
 ///       engine.backward(loss);
 ///       engine.step();
 ///     }
@@ -57,18 +56,15 @@ struct SaveOptions {
 /// ShardingOptions::defer_parameter_gather, hold train::UnshardedParameters.
 class Engine {
  public:
-  /// Called by all ranks. Each unit of the model is gathered and resharded as a whole. `mesh`: a
-  /// communicator, or a dist::Mesh that has the axes over which the model is split.
-  /// `values`: first values of parameters that were built without storage; used on rank 0 only.
-  Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-         const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
-  /// The same for a module of torch::nn that knows nothing of this library. `units` chooses the
-  /// modules inside it that are gathered as a whole. If it was built by nn::defer(), its parameters
-  /// need `values`, as above.
+  /// Called by all ranks. Each unit of the module is gathered and resharded as a whole. `mesh`: a
+  /// communicator, or a dist::Mesh that has the axes over which the model is split. `units` chooses
+  /// the units of a module that knows nothing of this library; a nn::Unit has its own. `values`:
+  /// first values of parameters that were built by nn::defer(); used on rank 0 only. `whole`: the
+  /// model that the module is a stage of, on a mesh with an axis "pipeline".
   /// @throws zero::Error on all ranks if `units` throws on any.
   Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
-         nn::ParameterSource* values = nullptr);
+         nn::ParameterSource* values = nullptr, const nn::WholeModel* whole = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
   /// may wait for reductions. Completes a save behind; an error is printed, and the program ends
   /// with an exit code that is not 0. While an exception is on its way it does neither, waits for
@@ -76,10 +72,8 @@ class Engine {
   /// engine still has one; the exit code is then not 0.
   ~Engine();
 
-  /// The loss of this rank's micro-batch, from Model::loss().
-  at::Tensor forward(const data::Batch& batch);
-  /// The loss that `loss` computes with the model, of `loss_terms` terms; 0: micro-batches count
-  /// alike.
+  /// The loss that `loss` computes with the model, a mean over `loss_terms` terms of this rank's
+  /// micro-batch; 0: micro-batches count alike.
   ///
   ///     const at::Tensor loss = engine.forward([&] { return criterion(net->forward(x), y); });
   at::Tensor forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms = 0);
@@ -89,10 +83,9 @@ class Engine {
   at::Tensor evaluate(const std::function<at::Tensor()>& predict);
 
   /// Runs autograd and averages. The gradient of a step is that of the mean over all loss terms
-  /// (data::Batch::loss_terms) of its micro-batches on all ranks, as in train::Trainer;
-  /// micro-batches without loss terms on any rank have equal weights. `loss` is what forward()
-  /// returned, or was computed from it; without loss terms it may be a loss of the program's own.
-  /// Ranks exchange a few numbers.
+  /// (forward()) of its micro-batches on all ranks; micro-batches without loss terms on any rank
+  /// have equal weights. `loss` is what forward() returned, or was computed from it; without loss
+  /// terms it may be a loss of the program's own. Ranks exchange a few numbers.
   ///
   /// From the first backward() of a step to its step(), `.grad` of the parameters is the engine's:
   /// a read or a change throws. Only at stage 0 without a loss scale, after the last backward(), it
@@ -177,14 +170,8 @@ class Engine {
   train::Strategy& strategy();
 
  private:
-  // With one of the two models.
-  Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const dist::Mesh& mesh,
-         optim::OptimizerFactory optimizer, const EngineConfig& config,
-         nn::ParameterSource* values);
-
   EngineConfig config_;
   std::shared_ptr<torch::nn::Module> kept_;  // the module, if a shared pointer owns it
-  std::unique_ptr<nn::PlainModel> plain_;    // null: made with an nn::Model
   std::unique_ptr<train::Strategy> strategy_;
 
   // Loss terms of the micro-batches of a step, on all ranks.

@@ -8,9 +8,7 @@
 namespace zero {
 
 StepChecks::StepChecks(train::Strategy& strategy, StepGradients& gradients)
-    : strategy_(strategy),
-      gradients_(gradients),
-      registered_(strategy.model().module().parameters()) {}
+    : strategy_(strategy), gradients_(gradients), registered_(strategy.module().parameters()) {}
 
 dist::Statement StepChecks::before_backward(const at::Tensor& loss) const {
   std::string trained;
@@ -23,7 +21,7 @@ dist::Statement StepChecks::before_backward(const at::Tensor& loss) const {
 
 // Empty if there is none.
 std::string StepChecks::problem_of_backward(const at::Tensor& loss) const {
-  const std::vector<at::Tensor> now = strategy_.model().module().parameters();
+  const std::vector<at::Tensor> now = strategy_.module().parameters();
   if (!std::ranges::equal(now, registered_, [](auto& a, auto& b) { return a.is_same(b); })) {
     return "a layer or parameter of the model was added, replaced or taken out on {ranks} since "
            "the engine was made, which does not train what it has not seen: do that before the "

@@ -61,8 +61,7 @@ void train(const std::string& from, const std::string& to, const std::string& te
   const auto net = zero::nn::defer([] { return std::make_shared<Net>(); });
   std::unique_ptr<zero::io::StoredValues> values;
   if (rank == 0) {
-    zero::nn::PlainModel shapes(*net);
-    values = std::make_unique<zero::io::StoredValues>(from, zero::nn::list_parameters(shapes));
+    values = std::make_unique<zero::io::StoredValues>(from, zero::nn::list_parameters(*net));
     std::cout << values->describe() << std::endl;
   }
   zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),

@@ -21,29 +21,24 @@ struct Block : nn::Unit {  // what is gathered at a time
   std::shared_ptr<nn::Linear> linear;
 };
 
-struct Net : nn::Model {
+struct Net : nn::Unit {
   Net() {
     for (const char* name : {"first", "second", "third"}) {
       blocks.push_back(register_module(name, std::make_shared<Block>()));
     }
   }
-  at::Tensor loss(const zero::data::Batch& batch) override {
-    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); });
-  }
-  at::Tensor predict(const zero::data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); });
-  }
-  at::Tensor outputs(at::Tensor x) {
-    for (const auto& block : blocks) x = block->forward(x);
-    return x;
+  at::Tensor forward(at::Tensor x) {
+    return run([&] {
+      for (const auto& block : blocks) x = block->forward(x);
+      return x;
+    });
   }
   std::vector<std::shared_ptr<Block>> blocks;
 };
 
-zero::data::Batch batch_of(int rank, std::int64_t step) {  // other data on every rank
+at::Tensor inputs_of(int rank, std::int64_t step) {  // other data on every rank
   at::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
-  const at::Tensor inputs = at::randn({32, 64});
-  return {.inputs = inputs, .targets = inputs.sin(), .loss_terms = 32};
+  return at::randn({32, 64});
 }
 
 void train(zero::dist::Communicator& communicator, const std::string& folder, int steps) {
@@ -51,10 +46,11 @@ void train(zero::dist::Communicator& communicator, const std::string& folder, in
   const auto net = nn::defer([] { return std::make_shared<Net>(); });
   nn::SeededValues first_values(/*seed=*/42);
   zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
-                      {.stage = 3, .clip_norm = 1.0}, &first_values);
+                      {.stage = 3, .clip_norm = 1.0}, nn::default_units(), &first_values);
   engine.load(folder);  // does nothing if there is no checkpoint yet
   while (engine.steps() < steps) {
-    const at::Tensor loss = engine.forward(batch_of(communicator.rank(), engine.steps()));
+    const at::Tensor x = inputs_of(communicator.rank(), engine.steps());
+    const at::Tensor loss = engine.forward([&] { return at::mse_loss(net->forward(x), x.sin()); });
     engine.backward(loss);
     const bool updated = engine.step();
     if (updated && engine.steps() % 5 == 0) engine.save(folder);

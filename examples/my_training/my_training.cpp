@@ -9,7 +9,6 @@
 #include <zero/nn/defer.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace nn = zero::nn;
 
@@ -29,8 +28,8 @@ class Block : public nn::Unit {
   std::shared_ptr<nn::Linear> linear_;
 };
 
-// The root unit: it holds whatever no inner unit holds, and knows the loss.
-class Regressor : public nn::Model {
+// The root unit: it holds whatever no inner unit holds.
+class Regressor : public nn::Unit {
  public:
   Regressor(std::int64_t width, int depth) {
     for (int i = 0; i < depth; ++i) {
@@ -41,31 +40,22 @@ class Regressor : public nn::Model {
                             std::make_shared<nn::Linear>(width, 1, nn::Initializer::normal(0.1)));
   }
 
-  at::Tensor loss(const zero::data::Batch& batch) override {
-    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); });
-  }
-  at::Tensor predict(const zero::data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); });
+  at::Tensor forward(at::Tensor x) {
+    return run([&] {
+      for (const auto& block : blocks_) x = block->forward(x);
+      return head_->forward(x);
+    });
   }
 
  private:
-  at::Tensor outputs(at::Tensor x) {
-    for (const auto& block : blocks_) x = block->forward(x);
-    return head_->forward(x);
-  }
-
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<nn::Linear> head_;
 };
 
 // Every rank must see other data; here it is made up.
-zero::data::Batch batch_of(int rank, int step) {
+at::Tensor inputs_of(int rank, int step) {
   at::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
-  zero::data::Batch batch;
-  batch.inputs = at::randn({32, 256});
-  batch.targets = batch.inputs.narrow(1, 0, 1).sin();
-  batch.loss_terms = 32;  // over how many terms the loss is a mean
-  return batch;
+  return at::randn({32, 256});
 }
 
 std::string train(zero::dist::Communicator& communicator) {
@@ -76,10 +66,16 @@ std::string train(zero::dist::Communicator& communicator) {
   const zero::train::StrategyArguments arguments{
       *model, communicator, zero::optim::adamw({.learning_rate = 1e-3}), &first_values};
   zero::Zero3Sharding strategy(arguments);
-  zero::train::Trainer trainer(strategy, {.clip_norm = 1.0});
   for (int step = 0; step < 20; ++step) {
-    const auto result = trainer.step({batch_of(communicator.rank(), step)});
-    if (communicator.rank() == 0) std::cout << "loss " << result.loss << std::endl;
+    const at::Tensor x = inputs_of(communicator.rank(), step), y = x.narrow(1, 0, 1).sin();
+    strategy.zero_grad();
+    const at::Tensor loss = strategy.forward([&] { return at::mse_loss(model->forward(x), y); });
+    strategy.backward(loss);
+    strategy.finish_backward();
+    strategy.clip_grad_norm(1.0);
+    strategy.optimizer_step();
+    strategy.sync_parameters();
+    if (communicator.rank() == 0) std::cout << "loss " << loss.item<float>() << std::endl;
   }
   std::cout << "rank " << communicator.rank() << " holds "
             << zero::memory::snapshot().model_states() / 1024 << " KiB of model states"

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/moved_to.hpp>
@@ -12,7 +13,6 @@
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 
@@ -30,7 +30,7 @@ struct LlamaOn {
     model->checkpoint_activations(true, kept);
     strategy = make_strategy(
         mode, {*model, communicator, optim::with_master_weights(optim::adamw()), &values, ""});
-    trainer = std::make_unique<train::Trainer>(*strategy);
+    trainer = std::make_unique<tools::Trainer>(*strategy, losses_of(*strategy));
   }
 
   void step(int number, int micro_batches = 1) {
@@ -54,7 +54,7 @@ struct LlamaOn {
   nn::SeededValues values{5};
   std::shared_ptr<nn::Llama> model;
   std::unique_ptr<train::Strategy> strategy;
-  std::unique_ptr<train::Trainer> trainer;
+  std::unique_ptr<tools::Trainer> trainer;
 };
 
 }  // namespace zero::testing

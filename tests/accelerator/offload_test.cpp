@@ -9,6 +9,7 @@
 #include <10_offload/offloaded.hpp>
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
@@ -65,7 +66,7 @@ struct OffloadRun {
       : rank(communicator.rank()),
         device(device),
         toy(moved(device, dtype, layers)),
-        engine(*toy.model, communicator, optimizer, config, &toy.values) {}
+        engine(*toy.model, communicator, optimizer, config, nn::default_units(), &toy.values) {}
   OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
              at::ScalarType dtype = at::kFloat)
       : OffloadRun(communicator, device, config, dtype, adamw_of(dtype)) {}
@@ -77,7 +78,7 @@ struct OffloadRun {
   }
 
   bool step(int number) {
-    engine.backward(engine.forward(moved_to(device, toy.batch(rank, number))));
+    engine.backward(forward_batch(engine, moved_to(device, toy.batch(rank, number))));
     return engine.step();
   }
   void steps(int first, int last) {
@@ -100,7 +101,7 @@ struct OffloadRun {
   std::int64_t updated_bytes() { return updated_bytes_of(engine.strategy()); }
   // A program may write into the gradients that this rank updates, after backward().
   void step_with_turned_gradients(int number) {
-    engine.backward(engine.forward(moved_to(device, toy.batch(rank, number))));
+    engine.backward(forward_batch(engine, moved_to(device, toy.batch(rank, number))));
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
       const at::Tensor mine = engine.strategy().placement(i).updated.tensor;
       if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(-3);
@@ -258,7 +259,7 @@ TEST_P(EmulatedOffload, LeavesNoOptimizerStateOnTheDevice) {
       const std::int64_t before = device_bytes();
       OffloadRun run(communicator, kDevice, config_of(stage, offload), at::kBFloat16);
       run.steps(0, 2);
-      run.engine.backward(run.engine.forward(moved_to(kDevice, run.toy.batch(run.rank, 2))));
+      run.engine.backward(forward_batch(run.engine, moved_to(kDevice, run.toy.batch(run.rank, 2))));
       train::Strategy& strategy = run.engine.strategy();
       strategy.optimizer_step();  // gradients stay
       strategy.sync_parameters();

@@ -12,6 +12,7 @@
 #include <string>
 
 #include <tests/support/accelerator/emulated_test.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/split_run.hpp>
@@ -83,7 +84,7 @@ StepCost of_plain_module(dist::Communicator& communicator, const nn::LlamaConfig
   return cost_of(
       [&] {
         for (const at::Tensor& p : model->parameters()) p.mutable_grad().reset();
-        const at::Tensor loss = model->loss(batch);
+        const at::Tensor loss = data::loss_of(*model, batch);
         loss.backward();
         optimizer->step();
         loss.item<float>();
@@ -107,7 +108,7 @@ StepCost of_engine(dist::Communicator& communicator, const nn::LlamaConfig& conf
   units = engine.strategy().list().units.size();
   return cost_of(
       [&] {
-        engine.backward(engine.forward(batch));
+        engine.backward(forward_batch(engine, batch));
         EXPECT_TRUE(engine.step());
       },
       communicator);

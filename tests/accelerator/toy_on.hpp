@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 
@@ -22,7 +22,7 @@ struct ToyOn {
     strategy = make_strategy(
         mode, {*toy.model, communicator, optim::adamw(), &toy.values, "", train::Ownership::kBySize,
                train::Accumulation::kLocal, dist::ReduceType::kFloat32});
-    trainer = std::make_unique<train::Trainer>(*strategy);
+    trainer = std::make_unique<tools::Trainer>(*strategy, losses_of(*strategy));
   }
 
   void step(int number) { trainer->step({moved_to(device, toy.batch(rank, number))}); }
@@ -36,7 +36,7 @@ struct ToyOn {
   at::Device device;
   Toy toy;
   std::unique_ptr<train::Strategy> strategy;
-  std::unique_ptr<train::Trainer> trainer;
+  std::unique_ptr<tools::Trainer> trainer;
 };
 
 }  // namespace zero::testing

@@ -11,11 +11,11 @@
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/data/text.hpp>
 #include <tools/ladder/registry.hpp>
+#include <tools/ladder/trainer.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 #include "bench.hpp"
 
@@ -49,7 +49,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
   tools::Registry registry;
   register_chapter(registry);
   const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, tools::losses_of(*model));
   std::map<std::string, std::vector<double>> seconds;
   dist::Traffic before;
   std::int64_t to_send = 0;
@@ -57,7 +57,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
     before = communicator.traffic();
     to_send = strategy->costs().sent;
     memory::reset_peaks();
-    const train::PhaseSeconds step = trainer.step({dataset.batch(sampler.next())}).seconds;
+    const tools::PhaseSeconds step = trainer.step({dataset.batch(sampler.next())}).seconds;
     if (s == 0) continue;  // makes the moments and warms everything up
     seconds["step"].push_back(step.total);
     seconds["forward_s"].push_back(step.forward);

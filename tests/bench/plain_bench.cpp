@@ -88,12 +88,11 @@ struct PlainGpt : Gpt<torch::nn::Module, Block> {
   using Gpt::Gpt;
 };
 
-struct UnitGpt : Gpt<nn::Model, UnitBlock> {
+struct UnitGpt : Gpt<nn::Unit, UnitBlock> {
   using Gpt::Gpt;
-  at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return loss_of(batch.inputs); });
+  at::Tensor loss(const at::Tensor& ids) {
+    return run([&] { return loss_of(ids); });
   }
-  at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
 };
 
 double processor_seconds() {
@@ -128,7 +127,7 @@ Json train_both(dist::Communicator& communicator, const Settings& settings) {
   std::map<std::string, std::vector<double>> figures;
   for (int s = 0; s < settings.steps; ++s) {
     at::manual_seed(static_cast<std::uint64_t>(100 * s + communicator.rank()));
-    const data::Batch batch{.inputs = at::randint(kWords, {1, settings.tokens + 1}, at::kLong)};
+    const at::Tensor ids = at::randint(kWords, {1, settings.tokens + 1}, at::kLong);
     const auto time = [&](const std::string& name, Engine& engine, const auto& forward) {
       communicator.barrier();
       const auto begin = std::chrono::steady_clock::now();
@@ -141,10 +140,11 @@ Json train_both(dist::Communicator& communicator, const Settings& settings) {
       figures[name].push_back(took.count());
     };
     const auto step_plain = [&] {
-      time("plain", watched,
-           [&] { return watched.forward([&] { return plain.loss_of(batch.inputs); }); });
+      time("plain", watched, [&] { return watched.forward([&] { return plain.loss_of(ids); }); });
     };
-    const auto step_units = [&] { time("units", wrapped, [&] { return wrapped.forward(batch); }); };
+    const auto step_units = [&] {
+      time("units", wrapped, [&] { return wrapped.forward([&] { return units.loss(ids); }); });
+    };
     if (s % 2 == 0) step_plain();
     step_units();
     if (s % 2 == 1) step_plain();

@@ -2,6 +2,7 @@
 // whole, gradients. And files that no rank takes anything from.
 #include <ATen/ops/full.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 
@@ -46,7 +47,7 @@ TEST_P(Load, AfterATrainingForwardTheModelIsTheOneThatWasSaved) {
     const double expected = saver.trainer().evaluate({saver.batch(1)});
     for (const std::string& mode : all_modes()) {
       Session session(communicator, mode, checkpoint_options(/*seed=*/77));
-      const at::Tensor loss = session.strategy().forward(session.batch(2));
+      const at::Tensor loss = forward_batch(session.strategy(), session.batch(2));
       io::load_checkpoint(session.strategy(), folder.path());
       expect_error([&] { session.strategy().backward(loss); }, {"weights that are gone"});
       EXPECT_EQ(session.trainer().evaluate({session.batch(1)}), expected) << mode;

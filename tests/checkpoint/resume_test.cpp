@@ -2,6 +2,7 @@
 // under another strategy with exactly what was there.
 #include <fmt/format.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/optimizers.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/two_bytes.hpp>
@@ -17,7 +18,7 @@ constexpr int kEnd = 6;
 std::vector<double> train(Session& session, int from, int to) {
   std::vector<double> seen;
   for (int step = from; step < to; ++step) {
-    const train::StepResult result = session.step(step);
+    const tools::StepResult result = session.step(step);
     seen.insert(seen.end(), {result.loss, result.loss_scale});
   }
   return seen;

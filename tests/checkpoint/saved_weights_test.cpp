@@ -27,17 +27,15 @@ using safetensors::NamedTensors;
 // One rank that trains a module of plain_modules.hpp under the strategy of a mode.
 struct TrainedRun {
   TrainedRun(dist::Communicator& communicator, const std::string& name, const std::string& mode)
-      : made(PlainRun::make(name)), plain(*made.module, nn::default_units(/*bytes=*/1)) {
-    nn::Model& model = made.model != nullptr ? *made.model : plain;
-    strategy =
-        make_strategy(mode, {.model = model, .mesh = communicator, .optimizer = optim::adamw()});
+      : made(PlainRun::make(name)) {
+    strategy = make_strategy(mode, {.module = *made.module,
+                                    .mesh = communicator,
+                                    .optimizer = optim::adamw(),
+                                    .units = nn::default_units(/*bytes=*/1)});
   }
   void step(int number) {
     at::manual_seed(100 * number + strategy->mesh().world().rank());
-    const bool is_plain = made.model == nullptr;
-    const data::Batch batch = made.batch ? made.batch() : data::Batch();
-    strategy->backward(is_plain ? strategy->forward(made.loss, /*loss_terms=*/0)
-                                : strategy->forward(batch));
+    strategy->backward(strategy->forward(made.loss));
     finish_step(*strategy);
     strategy->zero_grad();
   }
@@ -57,7 +55,6 @@ struct TrainedRun {
   }
 
   PlainModule made;
-  nn::PlainModel plain;
   std::unique_ptr<train::Strategy> strategy;
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -74,7 +75,7 @@ TEST_P(AfterAnError, AModelWhoseEngineIsGoneSaysSo) {
       const Toy toy = Toy::alone();
       auto engine = std::make_unique<Engine>(*toy.model, communicator, optim::adamw(),
                                              EngineConfig{.stage = stage});
-      const auto loss = [&] { return engine->forward(toy.batch(communicator.rank(), 0)); };
+      const auto loss = [&] { return forward_batch(*engine, toy.batch(communicator.rank(), 0)); };
       if (end == "exception") {
         const at::Tensor value = loss();
         value.register_hook([](const at::Tensor&) { throw Thrown(); });
@@ -86,7 +87,7 @@ TEST_P(AfterAnError, AModelWhoseEngineIsGoneSaysSo) {
       engine.reset();
       const auto use = [&] {
         toy.model->zero_grad();
-        toy.model->loss(toy.batch(0, 1)).backward();
+        data::loss_of(*toy.model, toy.batch(0, 1)).backward();
       };
       if (stage < 3) {
         use();  // whole on every rank: a model like any other

@@ -3,6 +3,7 @@
 #include <ATen/ops/randn_like.h>
 #include <gmock/gmock.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/pipeline_run.hpp>
@@ -59,7 +60,8 @@ TEST(OnATensorAxis, RanksWithALossOfTheirOwnAreNamedByTheirNumbersInTheWorld) {
     SplitEngine run(axes, /*stage=*/2);
     const data::Batch batch = split_batch(run.rank, 0);
     const bool own = run.rank == 1;
-    const at::Tensor loss = own ? run.model->loss(batch) : run.engine.forward(batch);
+    const at::Tensor loss =
+        own ? data::loss_of(*run.model, batch) : forward_batch(run.engine, batch);
     expect_error([&] { run.engine.backward(loss); },
                  {"the loss of micro-batch 1 on ranks 2, 3 was not computed from what"});
   });
@@ -70,7 +72,7 @@ TEST(OnATensorAxis, MetricsAreThoseOfTheTrainer) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const TwoAxes axes(communicator, 2);
     SplitRun trained(axes.mesh, {.sequence = true, .trainer = {.clip_norm = 1e9}});
-    const train::StepResult expected = trained.step(0);
+    const tools::StepResult expected = trained.step(0);
     for (const int stage : kStages) {
       SCOPED_TRACE(stage);
       SplitEngine run(axes, stage);
@@ -88,15 +90,21 @@ TEST(OnATensorAxis, MetricsAreThoseOfTheTrainer) {
 struct StageEngine {
   StageEngine(const ThreeAxes& axes, int stage_of_zero)
       : stage(pipeline_config(shape), axes.pipeline->rank(), axes.pipeline->size()),
-        engine(stage, axes.mesh, optim::adamw(), {.stage = stage_of_zero}, &values),
+        engine(stage, axes.mesh, optim::adamw(), {.stage = stage_of_zero}, nn::default_units(),
+               &values, stage.whole_model()),
         rank(axes.data->rank()) {}
   at::Tensor forward(int number) {
     const data::Batch batch = pipeline_batch(shape, rank, number, 0);
     pass = c10::make_intrusive<StagePass>();
-    pass->input = at::randn_like(stage.empty_activations(batch)).requires_grad_();
+    pass->input =
+        at::randn_like(stage.empty_activations({batch.inputs, batch.targets})).requires_grad_();
     pass->output_gradient = at::randn_like(pass->input);
     stage.set_pass(pass);
-    return engine.forward(batch);
+    return engine.forward(
+        [&] {
+          return stage.loss({batch.inputs, batch.targets, batch.loss_terms});
+        },
+        batch.loss_terms);
   }
   bool step(int number) {
     engine.backward(forward(number));

@@ -8,6 +8,7 @@
 
 #include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <tests/plain/plain_run.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -15,7 +16,6 @@
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {
@@ -125,13 +125,13 @@ TEST(Engine, ReducesEachMicroBatchIfItIsToldTo) {
 
     Toy toy;
     const auto strategy = make_strategy(fmt::format("engine{}", stage),
-                                        {.model = *toy.model,
+                                        {.module = *toy.model,
                                          .mesh = communicator,
                                          .optimizer = optim::adamw(),
                                          .values = &toy.values,
                                          .accumulation = train::Accumulation::kReduceEach});
     const dist::Traffic of_engine = communicator.traffic().since(before);
-    train::Trainer trainer(*strategy);
+    tools::Trainer trainer(*strategy, losses_of(*strategy));
     const dist::Traffic begin = communicator.traffic();
     for (const int s : {0, 3}) {
       trainer.step(
@@ -173,7 +173,7 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
     constexpr int kSteps = 20;
     Toy plain(nn::MlpConfig{.dtype = at::kHalf});
     ShardedDataParallel ddp({*plain.model, communicator, optimizer, &plain.values}, {.stage = 0});
-    train::Trainer trainer(ddp, {.loss_scale = scale});
+    tools::Trainer trainer(ddp, losses_of(ddp), {.loss_scale = scale});
     int skipped = 0;
     for (int s = 0; s < kSteps; ++s) {
       skipped += trainer.step({plain.batch(communicator.rank(), s)}).skipped ? 1 : 0;

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -62,7 +63,7 @@ class LayersUnit : public nn::Unit {
 };
 
 // A small language model whose head is its embedding.
-class TiedNet : public nn::Model {
+class TiedNet : public BatchModel {
  public:
   explicit TiedNet(bool checkpoints = false, at::ScalarType dtype = at::kFloat) {
     embedding_ = register_module(
@@ -72,7 +73,7 @@ class TiedNet : public nn::Model {
       units_.push_back(register_module(name, std::make_shared<LayersUnit>(checkpoints, dtype)));
     }
   }
-  at::Tensor predict(const data::Batch& batch) override {
+  at::Tensor predict(const data::Batch& batch) {
     return run([&] {
       at::Tensor x = embedding_->forward(batch.inputs);
       for (const auto& unit : units_) x = unit->forward(x);
@@ -143,13 +144,14 @@ std::vector<at::Tensor> engine_weights(Net& net, dist::Communicator& communicato
   const std::vector<at::Tensor> parameters = parameters_of(net);
   play(program.script, parameters, -1);
   Engine engine(net, communicator, kHookedOptimizer,
-                {.stage = stage, .accumulation_steps = program.micro_batches}, &values);
+                {.stage = stage, .accumulation_steps = program.micro_batches}, nn::default_units(),
+                &values);
   for (int step = 0; step < kSteps; ++step) {
     play(program.script, parameters, step);
     for (int m = 0; m < program.micro_batches; ++m) {
       const data::Batch batch = net.batch(communicator.rank(), step * program.micro_batches + m);
       engine.evaluate([&] { return net.predict(batch); });
-      engine.backward(engine.forward(batch));
+      engine.backward(forward_batch(engine, batch));
     }
     engine.step();
   }
@@ -271,8 +273,9 @@ struct TiedRun {
   TiedRun(dist::Communicator& communicator, int stage)
       : rank(communicator.rank()),
         net(make_deferred<TiedNet>()),
-        engine(*net, communicator, kHookedOptimizer, {.stage = stage}, &values) {}
-  void backward(int number) { engine.backward(engine.forward(net->batch(rank, number))); }
+        engine(*net, communicator, kHookedOptimizer, {.stage = stage}, nn::default_units(),
+               &values) {}
+  void backward(int number) { engine.backward(forward_batch(engine, net->batch(rank, number))); }
   void step(int number) {
     backward(number);
     engine.step();
@@ -300,7 +303,7 @@ TEST_P(GradientHooks, SetLaterKeepGradientsOfOtherPassesOut) {
 // As for a log. The engine goes on to write averages, and to give memory back.
 TEST_P(GradientHooks, MayKeepTheGradient) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const auto gradients = [](nn::Model& model, const std::function<void()>& step) {
+    const auto gradients = [](BatchModel& model, const std::function<void()>& step) {
       std::map<const void*, at::Tensor> kept;
       const auto parameters = model.parameters();
       for (const at::Tensor& p : parameters) {
@@ -402,7 +405,7 @@ data::Batch inputs_of(int rank, int number, at::ScalarType dtype = at::kFloat) {
 }
 
 // A loss with more than the output in it, and activations that a program looks at.
-class PenaltyNet : public nn::Model {
+class PenaltyNet : public BatchModel {
  public:
   enum class Adds { kNothing, kSlopeOfInput, kSlopeBetweenUnits, kLossesOfUnits };
   using Look = std::function<void(std::vector<at::Tensor>& activations)>;
@@ -413,7 +416,7 @@ class PenaltyNet : public nn::Model {
     first_ = register_module("first", std::make_shared<UnitAround>(dtype, has_losses));
     second_ = register_module("second", std::make_shared<TanhUnit>(dtype, has_losses));
   }
-  at::Tensor predict(const data::Batch& batch) override {
+  at::Tensor predict(const data::Batch& batch) {
     return run([&] { return second_->forward(first_->forward(batch.inputs)); });
   }
   at::Tensor loss(const data::Batch& batch) override {
@@ -501,7 +504,7 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
       const auto engine = is_plain ? std::make_unique<Engine>(pair, communicator, optim::adamw(),
                                                               config, nn::default_units(1))
                                    : std::make_unique<Engine>(*units, communicator, optim::adamw(),
-                                                              config, &values);
+                                                              config, nn::default_units(), &values);
       const auto backward = [&](int number, bool penalised) {
         using enum PenaltyNet::Adds;
         const data::Batch batch = inputs_of(communicator.rank(), number);
@@ -509,7 +512,7 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
         engine->backward(is_plain ? engine->forward([&] {
           return pair.loss(batch.inputs.requires_grad_(), penalised);
         })
-                                  : engine->forward(batch));
+                                  : forward_batch(*engine, batch));
       };
       for (const int number : {0, 1, 2}) {
         if (tries) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <tests/support/average_over_ranks.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
@@ -41,9 +42,9 @@ at::Tensor odd_values(at::IntArrayRef sizes, std::uint64_t seed,
 }
 
 // y = x weight, whose parts a test may add to.
-struct OddNet : nn::Model {
+struct OddNet : BatchModel {
   OddNet() : weight(register_parameter("weight", odd_values({kWide, kWide}, 3))) {}
-  at::Tensor predict(const data::Batch& batch) override {
+  at::Tensor predict(const data::Batch& batch) {
     return run([&] {
       const at::Tensor y = batch.inputs.matmul(weight);
       return then ? then(y) : y;
@@ -75,7 +76,7 @@ struct OddRun {
   }
   void steps(int first, int last) {
     for (int s = first; s < last; ++s) {
-      engine->backward(engine->forward(odd_batch(rank, s)));
+      engine->backward(forward_batch(*engine, odd_batch(rank, s)));
       EXPECT_TRUE(engine->step());
     }
   }
@@ -275,7 +276,7 @@ TEST_P(MemoryOfParameters, ThatSetDataChangesIsNoticed) {
           const train::UnshardedParameters whole(run.engine->strategy(), 0);
           run.net.weight.set_data(other(run.net.weight.detach()));
         }
-        expect_error([&] { run.engine->forward(odd_batch(run.rank, 1)); },
+        expect_error([&] { forward_batch(*run.engine, odd_batch(run.rank, 1)); },
                      {"parameter 'weight' has other memory"});
       }
     }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/test_folder.hpp>
@@ -35,7 +36,7 @@ struct Scale : torch::nn::Cloneable<Scale> {
 };
 
 // The toy with such a module behind it, and a parameter that two places have.
-struct Net : nn::Model {
+struct Net : BatchModel {
   Net() {
     mlp = register_module("mlp", std::make_shared<nn::Mlp>());
     scale = register_module("scale", std::make_shared<Scale>());
@@ -43,8 +44,8 @@ struct Net : nn::Model {
     mlp->register_parameter("twice_too", twice);
     register_buffer("buffer", at::full({2}, 7.0));
   }
-  at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return mlp->predict(batch) * scale->weight + twice; });
+  at::Tensor predict(const data::Batch& batch) {
+    return run([&] { return mlp->predict(batch.inputs) * scale->weight + twice; });
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();
@@ -64,7 +65,7 @@ struct NetRun {
   }
   void steps(int first, int last) {
     for (int s = first; s < last; ++s) {
-      engine->backward(engine->forward(Toy().batch(rank, s)));
+      engine->backward(forward_batch(*engine, Toy().batch(rank, s)));
       engine->step();
     }
   }

@@ -15,6 +15,7 @@
 
 #include <10_offload/offloaded.hpp>
 #include <10_offload/tile_file.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/disk.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
@@ -71,7 +72,7 @@ std::vector<double> train(Session& session, int from = 0, int to = 6) {
     });
     std::vector<data::Batch> batches = {session.batch(2 * step)};
     if (step % 2 == 1) batches.push_back(session.batch(2 * step + 1));
-    const train::StepResult result = session.trainer().step(batches);
+    const tools::StepResult result = session.trainer().step(batches);
     EXPECT_TRUE(result.skipped || step != 3);
     seen.insert(seen.end(),
                 {result.loss, result.loss_scale, result.gradient_norm, result.skipped ? 1.0 : 0.0});

@@ -38,7 +38,7 @@ class OtherThread {
     for (int s = 0; !ends_; ++s) {
       const data::Batch batch = toy.batch(/*rank=*/7, s % 10);
       const at::Tensor plain = at::linear(random({3, 5}, 2, false, at::kFloat), parameters.back());
-      (toy.model->loss(batch) + plain.square().mean()).backward();
+      (data::loss_of(*toy.model, batch) + plain.square().mean()).backward();
       optimizer->step();
       for (const at::Tensor& p : parameters) p.mutable_grad().reset();
       ++steps_;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -186,7 +187,7 @@ const std::vector<Case> kCases = {
      {"targets"},
      kSecondOfTwo},
     {"ANegativeNumberOfLossTerms",
-     [](Trial& t) { t.run.engine.forward(t.batch(1, -1)); },
+     [](Trial& t) { forward_batch(t.run.engine, t.batch(1, -1)); },
      {"a batch with -1 loss terms"}},
     {"LossTermsAfterABatchThatHasNone",
      [](Trial& t) {
@@ -198,13 +199,14 @@ const std::vector<Case> kCases = {
     {"ALossOfItsOwnBesideLossTerms",
      [](Trial& t) {
        const data::Batch batch = t.batch(1);
-       t.run.engine.backward(t.on(1) ? t.run.toy.model->loss(batch) : t.run.engine.forward(batch));
+       t.run.engine.backward(t.on(1) ? data::loss_of(*t.run.toy.model, batch)
+                                     : forward_batch(t.run.engine, batch));
      },
      {"the loss of micro-batch 1 on rank 1 was not computed from what Engine::forward() returned",
       "leave loss_terms at 0"},
      {.stages = {0, 1, 2}}},
     {"ALossOfItsOwnAfterLossTerms",
-     [](Trial& t) { t.run.engine.backward(t.run.toy.model->loss(t.batch(3))); },
+     [](Trial& t) { t.run.engine.backward(data::loss_of(*t.run.toy.model, t.batch(3))); },
      {"the loss of micro-batch 2 on {all} was"},
      kSecondOfTwo},
     bad_loss("NoLoss", kNoLoss, 0, [](auto&, auto&) { return at::Tensor(); }),

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <tests/support/average_over_ranks.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
@@ -28,7 +29,6 @@
 #include <tests/support/thrown_by.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {
@@ -78,7 +78,7 @@ std::vector<at::Tensor> plain_weights(
   std::vector<int> backwards;                        // of this step, in their order
   play_calls(loop, [&](char what, int batch) {
     for (int r = 0; what == 'f' && r < ranks; ++r) {
-      losses[{r, batch}] = toy.model->loss(toy.batch(r, batch));
+      losses[{r, batch}] = data::loss_of(*toy.model, toy.batch(r, batch));
     }
     if (what == 'b') backwards.push_back(batch);
     if (what == 'g') backwards.clear();
@@ -182,7 +182,7 @@ TEST_P(StepPrograms, TheStrategyClipsAsStepDoes) {
       EngineRun clipped(communicator, config);
       for (EngineRun* run : {&clipped, &by_hand}) {
         for (const int n : samples) {
-          run->engine.backward(run->engine.forward(run->toy.batch(run->rank, n, n)));
+          run->engine.backward(forward_batch(run->engine, run->toy.batch(run->rank, n, n)));
         }
       }
       EXPECT_TRUE(clipped.engine.step());
@@ -222,13 +222,14 @@ TEST_P(StepPrograms, TheTrainerTakesNoGradientThatIsNotFinite) {
          {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
       const bool local = accumulation == train::Accumulation::kLocal;
       Toy toy;
-      const auto strategy = make_strategy(mode, {.model = *toy.model,
+      const auto strategy = make_strategy(mode, {.module = *toy.model,
                                                  .mesh = communicator,
                                                  .optimizer = optim::adamw(),
                                                  .values = &toy.values,
                                                  .accumulation = accumulation});
-      train::Trainer trainer(*strategy);
-      train::Trainer skips(*strategy, {.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
+      tools::Trainer trainer(*strategy, losses_of(*strategy));
+      tools::Trainer skips(*strategy, losses_of(*strategy),
+                           {.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
       std::vector<data::Batch> batches;
       for (int m = 0; m < 4; ++m) batches.push_back(toy.batch(rank, m));
       trainer.step(batches);
@@ -269,7 +270,7 @@ TEST_P(StepPrograms, TheTrainerComparesSettingsOfTorchOptimizersToo) {
         const auto sgd =
             wrapped<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(momentum));
         const auto strategy = make_strategy(mode, {*toy.model, communicator, sgd, &toy.values});
-        train::Trainer trainer(*strategy);
+        tools::Trainer trainer(*strategy, losses_of(*strategy));
         expect_error([&] { trainer.step({toy.batch(communicator.rank(), 0)}); },
                      {"rank 0 has momentum 0.9 in group 0", "rank 1 has momentum 0.8 in group 0"});
       });
@@ -283,10 +284,10 @@ TEST_P(StepPrograms, AForwardThatThrowsLeavesNoUnitWhole) {
              ScriptedRun run(communicator, mode);
              run.step(0);
              run.model->in_forward = [] { throw Error("stop"); };
-             EXPECT_EQ(error_of([&] { run.strategy->forward(run.batch(1)); }), "stop");
+             EXPECT_EQ(error_of([&] { forward_batch(*run.strategy, run.batch(1)); }), "stop");
              run.model->in_forward = {};
              const c10::NoGradGuard no_grad;
-             run.strategy->forward(run.batch(1));
+             forward_batch(*run.strategy, run.batch(1));
              EXPECT_EQ(states_since(before).parameters, run.strategy->costs().at_rest.parameters);
            });
 }
@@ -298,7 +299,7 @@ TEST_P(StepPrograms, MemoryIsThatOfTheFormulasAfterOtherBackwardsAndFreezing) {
     const memory::Snapshot before = memory::snapshot();
     EngineRun run(communicator, {.stage = stage, .keep_gradients = false});
     run.step(0);
-    run.toy.model->loss(run.toy.batch(run.rank, 1)).backward();
+    data::loss_of(*run.toy.model, run.toy.batch(run.rank, 1)).backward();
     const at::Tensor loss = run.forward(2);
     EXPECT_EQ(states_since(before).gradients, 0);
     for (const at::Tensor& p : parameters_in(run)) p.set_requires_grad(false);
@@ -319,7 +320,7 @@ TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
         EngineRun run(communicator, {.stage = stage, .accumulation_steps = micro_batches}, sgd);
         Toy toy, whole = Toy::alone();
         const auto ddp = make_strategy("ddp", {*toy.model, communicator, sgd, &toy.values});
-        train::Trainer trainer(*ddp);
+        tools::Trainer trainer(*ddp, losses_of(*ddp));
         const std::vector<at::Tensor> expected = parameters_of(*whole.model);
         const auto optimizer = sgd(expected);
         for (int first = 0; first < 3 * micro_batches; first += micro_batches) {
@@ -330,8 +331,8 @@ TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
             EXPECT_EQ(run.step(mine.back()), m + 1 == first + micro_batches);
           }
           trainer.step(mine);
-          average_over_ranks(expected, 1,
-                             [&](int) { whole.model->loss(concatenate(all)).backward(); });
+          average_over_ranks(
+              expected, 1, [&](int) { data::loss_of(*whole.model, concatenate(all)).backward(); });
           optimizer->step();
         }
         const auto ours = run.weights(), trained = whole_weights(*ddp);
@@ -352,16 +353,18 @@ TEST_P(StepPrograms, WithoutLossTermsMicroBatchesCountAlike) {
     const EngineConfig config{.stage = stage, .accumulation_steps = 2};
     EngineRun stated(communicator, config), silent(communicator, config);
     EngineRun everywhere(communicator, config), on_some(communicator, config);
-    const auto own = [](EngineRun& run, const data::Batch& b) { return run.toy.model->loss(b); };
+    const auto own = [](EngineRun& run, const data::Batch& b) {
+      return data::loss_of(*run.toy.model, b);
+    };
     for (int m = 0; m < 4; ++m) {
       // With one sample, the toy's loss is the mean if it is told so, and if it is not.
       data::Batch batch = stated.toy.batch(stated.rank, m, /*samples=*/1);
-      stated.engine.backward(stated.engine.forward(batch));
+      stated.engine.backward(forward_batch(stated.engine, batch));
       batch.loss_terms = 0;
-      silent.engine.backward(silent.engine.forward(batch));
+      silent.engine.backward(forward_batch(silent.engine, batch));
       everywhere.engine.backward(own(everywhere, batch));
       const bool is_own = stage < 3 && (communicator.rank() + m) % 2 == 0;
-      on_some.engine.backward(is_own ? own(on_some, batch) : on_some.engine.forward(batch));
+      on_some.engine.backward(is_own ? own(on_some, batch) : forward_batch(on_some.engine, batch));
       for (EngineRun* run : {&stated, &silent, &everywhere, &on_some}) {
         EXPECT_EQ(run->engine.step(), m % 2 == 1);
       }

@@ -9,13 +9,13 @@
 #include <algorithm>
 
 #include <tests/plain/plain_run.hpp>
+#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {
@@ -79,17 +79,17 @@ TEST_P(TrainingProgram, HasTheMeanLossAndTheNormIfItAsks) {
   });
 }
 
-// Micro-batches of other sizes on each rank: the mean is over all terms, as in train::Trainer.
+// Micro-batches of other sizes on each rank: the mean is over all terms, as in tools::Trainer.
 TEST_P(TrainingProgram, HearsTheMeanLossOverAllTerms) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     for (int number = 0; number < 3; ++number) {
       EngineRun run(communicator, {.stage = stage, .accumulation_steps = 2});
       Toy toy;
-      const auto strategy = make_strategy("ddp", {.model = *toy.model,
+      const auto strategy = make_strategy("ddp", {.module = *toy.model,
                                                   .mesh = communicator,
                                                   .optimizer = optim::adamw(),
                                                   .values = &toy.values});
-      train::Trainer trainer(*strategy);
+      tools::Trainer trainer(*strategy, losses_of(*strategy));
       StepMetrics heard;
       run.engine.on_step([&](const StepMetrics& metrics) { heard = metrics; });
       const std::vector<data::Batch> batches = {toy.batch(run.rank, 2 * number, 3 + run.rank),
@@ -145,7 +145,7 @@ TEST_P(TrainingProgram, WhereOneRankEvaluatesOrCallsOnStepAllHearOfIt) {
       run.step(0);
       if (run.rank == 1 && call == "on_step") run.engine.on_step([](const StepMetrics&) {});
       if (run.rank == 1 && call == "evaluate") {
-        run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(1, 1)); });
+        run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(1, 1).inputs); });
       }
       run.step(1);
     });

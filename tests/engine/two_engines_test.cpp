@@ -22,23 +22,23 @@ namespace {
 
 ZERO_TESTS_ON_RANKS(TwoEngines, 2, 3);
 
-// Says how real its input looks. The batch has real samples as inputs and made ones as targets.
+// Says how real its input looks.
 class Discriminator final : public nn::Mlp {
  public:
   Discriminator() : Mlp({.inputs = 5, .outputs = 1}) {}
-  at::Tensor score(const at::Tensor& samples) { return predict({.inputs = samples}); }
-  at::Tensor loss(const data::Batch& batch) override {
-    return at::softplus(-score(batch.inputs)).mean() + at::softplus(score(batch.targets)).mean();
+  at::Tensor score(const at::Tensor& samples) { return predict(samples); }
+  at::Tensor loss_of(const at::Tensor& real, const at::Tensor& made) {
+    return at::softplus(-score(real)).mean() + at::softplus(score(made)).mean();
   }
 };
 
-// Makes samples from noise, the batch's inputs.
+// Makes samples from noise.
 class Generator final : public nn::Mlp {
  public:
   explicit Generator(Discriminator& judge) : Mlp({.inputs = 7, .outputs = 5}), judge_(judge) {}
-  at::Tensor make(const at::Tensor& noise) { return predict({.inputs = noise}); }
-  at::Tensor loss(const data::Batch& batch) override {
-    return at::softplus(-judge_.score(make(batch.inputs))).mean();
+  at::Tensor make(const at::Tensor& noise) { return predict(noise); }
+  at::Tensor loss_of(const at::Tensor& noise) {
+    return at::softplus(-judge_.score(make(noise))).mean();
   }
 
  private:
@@ -71,10 +71,9 @@ enum class Loop {
 };
 constexpr Loop kTwoLoops[] = {Loop::kThrough, Loop::kFrozen, Loop::kShared};
 
-using Forward = std::function<at::Tensor(nn::Model& model, const data::Batch& batch)>;
+using Forward = std::function<at::Tensor(nn::Mlp& model, const std::function<at::Tensor()>& loss)>;
 // Makes the losses of a model, runs their backward, and updates it.
-using Train =
-    std::function<void(nn::Model& model, const std::function<at::Tensor(int rank)>& loss)>;
+using Train = std::function<void(nn::Mlp& model, const std::function<at::Tensor(int rank)>& loss)>;
 
 // Two steps. `ranks`: whose batches this process has.
 void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& forward,
@@ -86,13 +85,16 @@ void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& for
       shared[r] = gan.generator->make(Gan::random(r, step, 7));
     }
     train(*gan.discriminator, [&](int r) {
-      return forward(*gan.discriminator,
-                     {.inputs = Gan::random(r, step, 5), .targets = shared[r].detach()});
+      return forward(*gan.discriminator, [&] {
+        return gan.discriminator->loss_of(Gan::random(r, step, 5), shared[r].detach());
+      });
     });
     if (loop == Loop::kFrozen) gan.freeze_discriminator(true);
     train(*gan.generator, [&](int r) {
-      if (loop != Loop::kShared)
-        return forward(*gan.generator, {.inputs = Gan::random(r, step, 7)});
+      if (loop != Loop::kShared) {
+        return forward(*gan.generator,
+                       [&] { return gan.generator->loss_of(Gan::random(r, step, 7)); });
+      }
       return at::softplus(-gan.discriminator->score(shared[r])).mean();
     });
     if (loop == Loop::kFrozen) gan.freeze_discriminator(false);
@@ -102,16 +104,16 @@ void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& for
 // Weights of discriminator and generator after two steps of the plain modules.
 std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   Gan gan;
-  std::map<nn::Model*, std::unique_ptr<optim::Optimizer>> optimizers;
+  std::map<nn::Mlp*, std::unique_ptr<optim::Optimizer>> optimizers;
   std::vector<at::Tensor> all;
-  for (nn::Model* model : {static_cast<nn::Model*>(gan.discriminator.get()),
-                           static_cast<nn::Model*>(gan.generator.get())}) {
+  for (nn::Mlp* model : {static_cast<nn::Mlp*>(gan.discriminator.get()),
+                         static_cast<nn::Mlp*>(gan.generator.get())}) {
     nn::initialize_parameters(*model, gan.values);
     const std::vector<at::Tensor> parameters = parameters_of(*model);
     optimizers[model] = optim::adamw()(parameters);
     all.insert(all.end(), parameters.begin(), parameters.end());
   }
-  const auto train = [&](nn::Model& model, const auto& loss) {
+  const auto train = [&](nn::Mlp& model, const auto& loss) {
     average_over_ranks(parameters_of(model), ranks, [&](int r) { loss(r).backward(); });
     optimizers.at(&model)->step();
   };
@@ -119,15 +121,16 @@ std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   std::iota(every_rank.begin(), every_rank.end(), 0);
   play(
       gan, loop, every_rank,
-      [](nn::Model& model, const data::Batch& batch) { return model.loss(batch); }, train);
+      [](nn::Mlp&, const std::function<at::Tensor()>& loss) { return loss(); }, train);
   return all;
 }
 
 struct Engines {
   Engines(Gan& gan, dist::Communicator& communicator, int stage)
       : discriminator(*gan.discriminator, communicator, optim::adamw(), {.stage = stage},
-                      &gan.values),
-        generator(*gan.generator, communicator, optim::adamw(), {.stage = stage}, &gan.values) {}
+                      nn::default_units(), &gan.values),
+        generator(*gan.generator, communicator, optim::adamw(), {.stage = stage},
+                  nn::default_units(), &gan.values) {}
   Engine discriminator;
   Engine generator;
 };
@@ -139,15 +142,15 @@ TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
       for (const int stage : {0, 1, 2, 3}) {
         Gan gan;
         Engines engines(gan, communicator, stage);
-        const auto engine_of = [&](nn::Model& model) -> Engine& {
+        const auto engine_of = [&](nn::Mlp& model) -> Engine& {
           return &model == gan.generator.get() ? engines.generator : engines.discriminator;
         };
         play(
             gan, loop, {communicator.rank()},
-            [&](nn::Model& model, const data::Batch& batch) {
-              return engine_of(model).forward(batch);
+            [&](nn::Mlp& model, const std::function<at::Tensor()>& loss) {
+              return engine_of(model).forward(loss);
             },
-            [&](nn::Model& model, const auto& loss) {
+            [&](nn::Mlp& model, const auto& loss) {
               engine_of(model).backward(loss(communicator.rank()));
               EXPECT_TRUE(engine_of(model).step());
             });

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/plain_ranks.hpp>
@@ -57,7 +58,7 @@ struct WritingBlock : nn::Unit {
   std::function<void()> in_forward;
 };
 
-struct WritingNet : nn::Model {
+struct WritingNet : BatchModel {
   explicit WritingNet(at::ScalarType dtype = at::kFloat)
       : scale(register_parameter("scale", drawn_weights({}, 90, dtype))),
         head(register_parameter("head", drawn_weights({kWritingWidth}, 91, dtype))) {
@@ -67,7 +68,7 @@ struct WritingNet : nn::Model {
           register_module(fmt::format("block{}", b), std::make_shared<WritingBlock>(seed, dtype)));
     }
   }
-  at::Tensor predict(const data::Batch& batch) override {
+  at::Tensor predict(const data::Batch& batch) {
     return run([&] {
       at::Tensor x = batch.inputs.to(head.scalar_type());
       for (const auto& block : blocks) x = block->forward(x);
@@ -201,7 +202,9 @@ struct WritingRun {
     net.strategy = &engine.strategy();
   }
 
-  void micro_batch(int number) { engine.backward(engine.forward(writing_batch(rank, number))); }
+  void micro_batch(int number) {
+    engine.backward(forward_batch(engine, writing_batch(rank, number)));
+  }
   void with_whole_units(const std::function<void()>& action) {
     std::vector<std::unique_ptr<train::UnshardedParameters>> held;
     for (std::size_t u = 0; u < engine.strategy().list().units.size(); ++u) {
@@ -454,7 +457,7 @@ TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
       same.engine.strategy().passes().weights_changed();
       const auto loss = [&](WritingRun& each) {
         const at::NoGradGuard no_grad;
-        return each.engine.strategy().forward(writing_batch(each.rank, 9));
+        return forward_batch(each.engine.strategy(), writing_batch(each.rank, 9));
       };
       EXPECT_TRUE(at::equal(loss(run), loss(same)));
 

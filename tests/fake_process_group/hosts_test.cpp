@@ -9,12 +9,12 @@
 #include <iterator>
 #include <utility>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 #include "unpadded.hpp"
 
@@ -94,7 +94,8 @@ std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host)
     const auto strategy = make_strategy(mode, {*model, world, optim::adamw(), &values});
     const at::Tensor ids = (at::arange(16).view({1, 16}) * 131).remainder(256);
     const dist::Traffic before = world.traffic();
-    train::Trainer(*strategy).step({{.inputs = ids, .targets = ids.flip(1), .loss_terms = 16}});
+    tools::Trainer(*strategy, losses_of(*strategy))
+        .step({{.inputs = ids, .targets = ids.flip(1), .loss_terms = 16}});
     const dist::Traffic sent = world.traffic().since(before);
     ways.push_back({.planned = plan::make_plan(request).hosts.at(ways.size()),
                     .costs = strategy->costs(),

@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <map>
 
-#include <09_pipeline/pipeline_trainer.hpp>
 #include <tests/support/pipeline_clock.hpp>
 #include <tests/support/states.hpp>
+#include <tools/ladder/pipeline_trainer.hpp>
 #include <tools/plan/planner.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
@@ -84,9 +84,13 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
   const std::string mode = zero == Stage::kDdp || planned.replicas == 1
                                ? fmt::format("engine{}", number)
                                : fmt::format("hsdp{}:shard_size={}", number, planned.shards);
-  const auto strategy = make_strategy(mode, {*part, mesh, optim::adamw(), &values});
+  const auto strategy = make_strategy(mode, {.module = *part,
+                                             .mesh = mesh,
+                                             .optimizer = optim::adamw(),
+                                             .values = &values,
+                                             .whole = part->whole_model()});
   EXPECT_EQ(strategy->list().numel(), planned_part.model.parameters + planned_part.frozen);
-  PipelineTrainer trainer(*part, *strategy);
+  tools::PipelineTrainer trainer(*part, *strategy);
   // A data rank has as many samples as tensor ranks and stages work on.
   const std::int64_t samples = planned.tensor * planned.pipeline;
   const at::Tensor ids = (at::arange(samples * 16).view({samples, 16}) * 131).remainder(256);
@@ -100,7 +104,7 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
   const dist::Traffic piped = pipeline.traffic().since(on_pipeline);
   return {.held = strategy->costs().at_rest,
           .data_by_costs = strategy->costs().sent,
-          .pipeline_by_formula = pipeline_bytes(*part, batches),
+          .pipeline_by_formula = pipeline_bytes(*part, tools::micro_batches_of(batches)),
           .sent = {training_bytes(data.traffic().since(on_data)),
                    tensor.traffic().since(on_tensor).bytes(Purpose::kActivation),
                    piped.bytes(Purpose::kActivation) + piped.bytes(Purpose::kParameter)}};
@@ -224,7 +228,7 @@ std::int64_t kept_by_a_layer(int tensor_ranks, const Settings& s) {
     const at::Tensor ids = at::arange(kTokensOfLayer).view({tensor_ranks, -1}).remainder(64);
     const std::int64_t before = memory::snapshot()[memory::Category::kActivations];
     const memory::Charge charge(memory::Category::kActivations);
-    const at::Tensor loss = model.loss({.inputs = ids, .targets = ids, .loss_terms = ids.numel()});
+    const at::Tensor loss = model.loss(ids, ids, ids.numel());
     return memory::snapshot()[memory::Category::kActivations] - before;
   };
   return kept(3) - kept(2);

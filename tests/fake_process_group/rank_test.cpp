@@ -1,6 +1,7 @@
 // A rank of a fake process group beside the same rank of a real one, also of a mesh: what it holds
 // and sends. On a tensor axis values mean nothing, bytes are exact.
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
@@ -22,7 +23,7 @@ struct Seen {
 
 // Trains two steps of the model that `make` makes on the tensor axis.
 Seen look_at(const dist::Mesh& mesh, const std::string& mode,
-             const std::function<std::shared_ptr<nn::Model>()>& make,
+             const std::function<std::shared_ptr<torch::nn::Module>()>& make,
              const std::function<data::Batch(int rank, int step)>& batch) {
   dist::Communicator &data = mesh.data(), &tensor = mesh.tensor();
   Seen seen;
@@ -34,7 +35,7 @@ Seen look_at(const dist::Mesh& mesh, const std::string& mode,
   const auto strategy =
       make_strategy(mode, {*model, mesh, optim::with_master_weights(optim::adamw()), &values, ""});
   seen.setup = data.traffic().since(at_start);
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, losses_of(*strategy));
   trainer.step({batch(data.rank(), 0)});
   const dist::Traffic on_data = data.traffic(), on_tensor = tensor.traffic();
   memory::reset_peaks();

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/session.hpp>
@@ -87,8 +88,8 @@ TEST(WrongOrder, ASecondBackwardBeforeTheReductionIsRefused) {
   on_all_modes(2, [](dist::Communicator& communicator, const std::string& mode) {
     Session session(communicator, mode);
     train::Strategy& strategy = session.strategy();
-    strategy.backward(strategy.forward(session.batch(0)));
-    const at::Tensor loss = strategy.forward(session.batch(1));
+    strategy.backward(forward_batch(strategy, session.batch(0)));
+    const at::Tensor loss = forward_batch(strategy, session.batch(1));
     expect_error([&] { strategy.backward(loss); },
                  {"backward() a second time before finish_backward()"});
     finish_step(strategy);
@@ -97,14 +98,12 @@ TEST(WrongOrder, ASecondBackwardBeforeTheReductionIsRefused) {
 }
 
 // A model of two parameters that may be tampered with before it is listed.
-class Pair : public nn::Model {
+class Pair : public nn::Unit {
  public:
   Pair(at::Tensor first, at::Tensor second, bool trainable = true) {
     register_parameter("first", std::move(first), trainable);
     register_parameter("second", std::move(second), trainable);
   }
-  at::Tensor loss(const data::Batch&) override { return at::zeros({}); }
-  at::Tensor predict(const data::Batch&) override { return at::zeros({}); }
 };
 
 TEST(BadModel, IsRefusedByAll) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <zero/nn/layers.hpp>
-#include <zero/nn/model.hpp>
 
 #include "program.hpp"
 
@@ -32,12 +32,12 @@ namespace zero::testing {
 ///   r    the part before once more
 ///   ! ?  changes the output of the part before in place
 ///   ( )  a unit around parts      [ ]  a checkpoint around parts
-class FuzzModel : public nn::Model {
+class FuzzModel : public BatchModel {
  public:
   explicit FuzzModel(const Program& program);
 
   at::Tensor loss(const data::Batch& batch) override;
-  at::Tensor predict(const data::Batch& batch) override;
+  at::Tensor predict(const data::Batch& batch);
 
   /// What a forward that throws (once) says.
   static constexpr const char* kThrown = "thrown by the program";

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <set>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
@@ -255,8 +256,8 @@ class ModeSide final : public Side {
   }
 
   at::Tensor forward(std::size_t, const data::Batch& batch) override {
-    return engine_ && c10::GradMode::is_enabled() ? engine_->forward(batch)
-                                                  : strategy().forward(batch);
+    return engine_ && c10::GradMode::is_enabled() ? forward_batch(*engine_, batch)
+                                                  : forward_batch(strategy(), batch);
   }
 
   void backward(const std::vector<at::Tensor>& losses, const std::vector<double>& terms) override {
@@ -324,7 +325,7 @@ class ModeSide final : public Side {
     const bool in_groups = mode_.starts_with("hsdp");
     if (!(has_options && in_groups) &&
         !(mode_.starts_with("engine") && (has_options || end == mode_.size()))) {
-      strategy_ = make_strategy(mode_, {.model = *model_,
+      strategy_ = make_strategy(mode_, {.module = *model_,
                                         .mesh = communicator_,
                                         .optimizer = optimizer_of(program_),
                                         .values = &values});
@@ -335,8 +336,8 @@ class ModeSide final : public Side {
     EngineConfig config = registry.config(mode_);
     config.accumulation_steps = program_.accumulation;
     config.clip_norm = program_.clip;
-    engine_ =
-        std::make_unique<Engine>(*model_, communicator_, optimizer_of(program_), config, &values);
+    engine_ = std::make_unique<Engine>(*model_, communicator_, optimizer_of(program_), config,
+                                       nn::default_units(), &values);
   }
 
   const Program& program_;

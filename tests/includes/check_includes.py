@@ -17,8 +17,7 @@ BELOW = {
     "distributed": ["memory"],
     "optim": ["memory"],
     "safetensors": ["base"],
-    "data": ["base"],
-    "nn": ["distributed", "data"],
+    "nn": ["distributed"],
     "train": ["optim", "nn"],
     "io": ["train", "safetensors"],
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
@@ -57,7 +58,7 @@ TEST_P(Autograd, APenaltyOnTheGradientOfTheInputsTrainsAsUnderDdp) {
         run.strategy->zero_grad();
         data::Batch batch = run.batch(s);
         batch.inputs.requires_grad_();
-        const at::Tensor loss = run.strategy->forward(batch);
+        const at::Tensor loss = forward_batch(*run.strategy, batch);
         const at::Tensor gradient =
             torch::autograd::grad({loss}, {batch.inputs}, {}, /*retain_graph=*/true,
                                   /*create_graph=*/true)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 
 namespace zero::testing {
@@ -16,7 +17,7 @@ SessionOptions odd_model() { return with_parts("anfsg"); }
 // Forward, backward and reduction of a step, and no more.
 void reduce_gradients(Session& session, int step) {
   session.strategy().zero_grad();
-  session.strategy().backward(session.strategy().forward(session.batch(step)));
+  session.strategy().backward(forward_batch(session.strategy(), session.batch(step)));
   session.strategy().finish_backward();
 }
 

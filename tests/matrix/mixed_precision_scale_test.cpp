@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
@@ -27,7 +28,7 @@ TEST_P(MixedPrecisionScale, ALossScaleChangesNothingInFloat32) {
         options.trainer.loss_scale = train::LossScaleOptions{.initial = 4096, .growth_steps = 2};
       Session session(communicator, mode, options);
       for (int step = 0; step < 3; ++step) {
-        const train::StepResult result = session.step(step);
+        const tools::StepResult result = session.step(step);
         losses.push_back(result.loss);
         norms.push_back(result.gradient_norm);
         EXPECT_EQ(result.loss_scale, !scaled ? 1 : step < 2 ? 4096 : 8192);
@@ -66,7 +67,7 @@ TEST_P(MixedPrecisionScale, AnOverflowOnOneRankMakesAllLeaveOutTheStep) {
         for (const double value :
              {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
           plant(session, last, index, value);
-          const train::StepResult result = session.step(1);
+          const tools::StepResult result = session.step(1);
           EXPECT_TRUE(result.skipped) << mode;
           EXPECT_EQ(result.loss_scale, scale) << mode;
           EXPECT_TRUE(std::isfinite(result.loss)) << mode;

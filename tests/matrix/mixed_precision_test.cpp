@@ -6,6 +6,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>
@@ -141,7 +142,7 @@ train::ModelStateBytes measure(dist::Communicator& communicator, const std::stri
   const data::Batch batch{.inputs = at::full({2, 512}, 0.5),
                           .targets = at::full({2, 512}, 0.1 * communicator.rank()),
                           .loss_terms = 2};
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, losses_of(*strategy));
   trainer.step({batch});
   trainer.step({batch});
   const train::ModelStateBytes held = states_since(before);

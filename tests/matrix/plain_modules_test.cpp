@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
@@ -51,7 +52,7 @@ struct EmptyBlock : nn::Unit {
 };
 
 // As many equal blocks as there are ranks, so that each owns one.
-struct PlainModel : nn::Model {
+struct PlainModel : BatchModel {
   PlainModel(int ranks, bool with_empty) {
     for (int b = 0; b < ranks; ++b) {
       blocks.push_back(register_module(fmt::format("block{}", b),
@@ -63,7 +64,7 @@ struct PlainModel : nn::Model {
     unused = register_parameter("unused", at::empty({0}));
     frozen = register_parameter("frozen", at::empty({0}), /*requires_grad=*/false);
   }
-  at::Tensor predict(const data::Batch& batch) override {
+  at::Tensor predict(const data::Batch& batch) {
     return run([&] {
       at::Tensor x = batch.inputs;
       for (const auto& block : blocks) x = block->forward(x);
@@ -82,11 +83,12 @@ struct PlainModel : nn::Model {
 struct PlainRun {
   PlainRun(dist::Communicator& communicator, const std::string& mode, bool with_empty)
       : model(communicator.size(), with_empty) {
-    strategy = make_strategy(mode, {.model = model,
+    strategy = make_strategy(mode, {.module = model,
                                     .mesh = communicator,
                                     .optimizer = optim::adamw({.learning_rate = 0.01}),
                                     .variant = ""});
-    trainer = std::make_unique<train::Trainer>(*strategy, train::StepOptions{.clip_norm = 0.01});
+    trainer = std::make_unique<tools::Trainer>(*strategy, losses_of(*strategy),
+                                               train::StepOptions{.clip_norm = 0.01});
   }
   void train(int first, int last) {
     const auto seed = [&](int step) {
@@ -100,7 +102,7 @@ struct PlainRun {
   }
   PlainModel model;
   std::unique_ptr<train::Strategy> strategy;
-  std::unique_ptr<train::Trainer> trainer;
+  std::unique_ptr<tools::Trainer> trainer;
 };
 
 ZERO_TESTS_ON_RANKS(PlainModules, 2, 3);

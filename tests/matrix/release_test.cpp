@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/random_model.hpp>
@@ -24,7 +25,7 @@ using ::testing::HasSubstr;
 struct Subject {
   std::unique_ptr<train::Strategy> strategy(dist::Communicator& communicator,
                                             const std::string& mode) {
-    return make_strategy(mode, {.model = *model,
+    return make_strategy(mode, {.module = *model,
                                 .mesh = communicator,
                                 .optimizer = optim::adamw({.learning_rate = 0.01}),
                                 .values = &values});
@@ -36,7 +37,7 @@ struct Subject {
 void train_steps(train::Strategy& strategy, int first, int last) {
   for (int step = first; step < last; ++step) {
     const int rank = strategy.communicator().rank();
-    strategy.backward(strategy.forward(random_model_batch({}, /*seed=*/17, rank, step)));
+    strategy.backward(forward_batch(strategy, random_model_batch({}, /*seed=*/17, rank, step)));
     finish_step(strategy);
     strategy.zero_grad();
   }

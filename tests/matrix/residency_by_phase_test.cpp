@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>
@@ -41,7 +42,7 @@ Phases phases_of_a_step(dist::Communicator& communicator, const std::string& mod
   };
   train::Strategy& strategy = session.strategy();
   take("start");
-  at::Tensor loss = strategy.forward(session.batch(0));
+  at::Tensor loss = forward_batch(strategy, session.batch(0));
   take("forward");
   strategy.backward(loss);
   loss = at::Tensor();

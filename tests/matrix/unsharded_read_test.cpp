@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
@@ -94,7 +95,7 @@ TEST_P(UnshardedRead, IsAllowedInTheScopeWhateverRuns) {
                const train::UnshardedParameters whole(*run.strategy, run.unit_of("block0.scale"));
                read();
                run.strategy->zero_grad();
-               run.strategy->backward(run.strategy->forward(run.batch(1)));
+               run.strategy->backward(forward_batch(*run.strategy, run.batch(1)));
                run.strategy->finish_backward();
                read();
                expect_error([&] { run.strategy->optimizer_step(); },
@@ -118,11 +119,11 @@ TEST_P(UnshardedRead, WithAGradientTrainsAsUnderDdp) {
         train::Strategy& strategy = *run.strategy;
         strategy.zero_grad();
         at::Tensor loss;
-        if (!before) loss = strategy.forward(run.batch(s));
+        if (!before) loss = forward_batch(strategy, run.batch(s));
         {
           const train::UnshardedParameters whole(strategy, run.unit_of("block1.scale"));
           const at::Tensor penalty = run.model->blocks[1]->scale.pow(3).sum();
-          if (before) loss = strategy.forward(run.batch(s));
+          if (before) loss = forward_batch(strategy, run.batch(s));
           loss = loss + 0.1 * penalty;
           if (held) strategy.backward(loss);
         }

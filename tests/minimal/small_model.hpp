@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/optimizer.hpp>
 
@@ -144,7 +144,7 @@ class SmallLayer : public nn::Unit {
 };
 
 /// The model. Its parameters are named layer0.weight to layer3.weight.
-class SmallModel : public nn::Model {
+class SmallModel : public BatchModel {
  public:
   explicit SmallModel(int parts = 1, std::int64_t block = 0) {
     for (int layer = 0; layer < kSmallLayers; ++layer) {
@@ -155,9 +155,6 @@ class SmallModel : public nn::Model {
 
   at::Tensor loss(const data::Batch& batch) override {
     return run([&] { return SmallLossFunction::apply(outputs(batch.inputs), batch.targets); });
-  }
-  at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); });
   }
 
  private:

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
@@ -58,7 +59,7 @@ struct Trained {
     data::Batch batch = toy.batch(rank, number);
     batch.inputs = batch.inputs.to(device);
     batch.targets = batch.targets.to(device);
-    engine.backward(engine.forward(batch));
+    engine.backward(forward_batch(engine, batch));
     return engine.step();
   }
   bool bad_step(int number) { return step(number, /*bad=*/true); }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <limits>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/sgd.hpp>
 
@@ -132,7 +133,7 @@ void expect_trained_like_libtorch(dist::Communicator& communicator, const std::s
     const std::size_t parts = s == 1 ? 3 : 4;
     session.model().stop_after(parts);
     const int rank = communicator.rank();
-    const train::StepResult step =
+    const tools::StepResult step =
         session.trainer().step({micro_batch(rank, 2 * s), micro_batch(rank, 2 * s + 1)});
     plain.zero_grad();
     const at::Tensor loss =
@@ -181,7 +182,7 @@ TEST_P(LibTorch, NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip) {
           torch::nn::utils::clip_grad_norm_(plain.parameters(), std::numeric_limits<double>::max());
       plain.scale_gradients(size / before);
       strategy.zero_grad();
-      strategy.backward(strategy.forward(session.batch(0)));
+      strategy.backward(forward_batch(strategy, session.batch(0)));
       strategy.finish_backward();
       strategy.averaged_gradients().multiply(size / before);
       const float norm = strategy.clip_grad_norm(size / 2);

@@ -2,12 +2,12 @@
 // else is alive, and bytes on the wire. Equal weights cannot show that a stage shards nothing; this
 // can.
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 #include "own_modes.hpp"
 
@@ -33,7 +33,7 @@ Seen train_and_look(dist::Communicator& communicator, const std::string& mode,
   Toy toy;
   const auto strategy = make_strategy(mode, {*toy.model, communicator, optim::adamw(), &toy.values,
                                              "", train::Ownership::kBySize, accumulation});
-  train::Trainer trainer(*strategy);
+  tools::Trainer trainer(*strategy, losses_of(*strategy));
   trainer.step(first);
   const dist::Traffic traffic = communicator.traffic();
   trainer.step(second);

@@ -107,7 +107,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     batch.inputs = expected.read("input_ids");
     if (classifier()) batch.lengths = expected.read("lengths");
     const c10::NoGradGuard no_grad;
-    const at::Tensor found = model.predict(batch);
+    const at::Tensor found = model.predict(batch.inputs, batch.lengths);
     const at::Tensor logits = expected.read("logits");
     ASSERT_EQ(found.sizes(), logits.sizes());
     EXPECT_EQ(logits.size(0) * (classifier() ? 128 : logits.size(1)), 2 * 128);

@@ -9,6 +9,7 @@
 
 #include <utility>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
@@ -34,12 +35,11 @@ struct Net : torch::nn::Module {
   torch::nn::Linear last;
 };
 
-struct UnitNet : nn::Model {
+struct UnitNet : nn::Unit {
   UnitNet() : net(register_module("net", std::make_shared<Net>())) {}
-  at::Tensor loss(const data::Batch& batch) override {
-    return run([&] { return net->loss_of(batch.inputs); });
+  at::Tensor loss_of(const at::Tensor& inputs) {
+    return run([&] { return net->loss_of(inputs); });
   }
-  at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
   std::shared_ptr<Net> net;
 };
 
@@ -57,10 +57,7 @@ struct Trainee {
     return Model();
   }
   at::Tensor forward(const data::Batch& batch) {
-    if constexpr (std::is_same_v<Model, UnitNet>) return engine.forward(batch);
-    if constexpr (std::is_same_v<Model, Net>) {
-      return engine.forward([&] { return model.loss_of(batch.inputs); });
-    }
+    return engine.forward([&] { return model.loss_of(batch.inputs); });
   }
   void steps(int first, int last) {
     for (int number = first; number < last; ++number) {

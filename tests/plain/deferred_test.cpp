@@ -49,8 +49,7 @@ Trained trained(dist::Communicator& communicator, const PlainCase& plain, int st
   if (defers) {
     nn::defer(make);
   } else {
-    nn::PlainModel model(*make());
-    nn::initialize_parameters(model, values);
+    nn::initialize_parameters(*make(), values);
   }
   Engine engine(*made.module, communicator, optim::adamw({.learning_rate = 0.01}), {.stage = stage},
                 plain.units, &values);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/split_run.hpp>
 #include <zero/io/state_dict.hpp>
@@ -68,14 +69,15 @@ TEST(OnATensorAxis, TheStateDictIsThatOfTheWholeModel) {
       nn::SeededValues values(3);
       const auto model = make_deferred<nn::Llama>(
           llama_to_split(), nn::TensorParallel(axes.mesh.tensor(), /*sequence=*/true));
-      Engine engine(*model, axes.mesh, optim::adamw(), at_stage(stage), &values);
+      Engine engine(*model, axes.mesh, optim::adamw(), at_stage(stage), nn::default_units(),
+                    &values);
       const auto whole = make_deferred<nn::Llama>(llama_to_split());
       nn::initialize_parameters(*whole, values);
       EXPECT_TRUE(same_bits(tensors_of(dict_of(engine)), whole->parameters()));
-      engine.backward(engine.forward(split_batch(axes.data->rank(), 0)));
+      engine.backward(forward_batch(engine, split_batch(axes.data->rank(), 0)));
       engine.step();
       const NamedTensors trained = dict_of(engine);
-      engine.backward(engine.forward(split_batch(axes.data->rank(), 1)));
+      engine.backward(forward_batch(engine, split_batch(axes.data->rank(), 1)));
       engine.step();
       engine.load_weights(trained);
       EXPECT_TRUE(same_bits(tensors_of(dict_of(engine)), tensors_of(trained)));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/set_variable.hpp>
@@ -33,7 +34,7 @@ struct PlainBlocks : torch::nn::Module {
 };
 
 // And as units that call their hooks themselves.
-struct UnitBlocks : nn::Model {
+struct UnitBlocks : BatchModel {
   struct Block : nn::Unit {
     Block() : linear(register_module("linear", torch::nn::Linear(8, 8))) {}
     at::Tensor forward(const at::Tensor& x) {
@@ -47,7 +48,7 @@ struct UnitBlocks : nn::Model {
     }
   }
   at::Tensor loss(const data::Batch& batch) override { return predict(batch).square().mean(); }
-  at::Tensor predict(const data::Batch& batch) override { return predict(batch.inputs, order); }
+  at::Tensor predict(const data::Batch& batch) { return predict(batch.inputs, order); }
   at::Tensor predict(at::Tensor x, const Order& in_order) {
     return run([&] {
       for (const std::size_t b : in_order) x = blocks[b]->forward(x);

@@ -210,24 +210,6 @@ TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
   });
 }
 
-TEST_P(PlainEngineOnRanks, TakesAFunctionForAModelThatKnowsItsLossToo) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto trained = [&](bool by_function) {
-      Toy toy;
-      Engine engine(*toy.model, communicator, optim::adamw(), {}, &toy.values);
-      for (int step = 0; step < 2; ++step) {
-        const data::Batch batch = toy.batch(communicator.rank(), step);
-        engine.backward(
-            by_function ? engine.forward([&] { return toy.model->loss(batch); }, batch.loss_terms)
-                        : engine.forward(batch));
-        engine.step();
-      }
-      return whole_weights(engine.strategy());
-    };
-    EXPECT_TRUE(same_bits(trained(true), trained(false)));
-  });
-}
-
 // Rank 1 leaves a branch out: below stage 3 its unit gets zeros, at stage 3 nothing can be
 // gathered.
 TEST_P(PlainEngineOnRanks, OneRankMaySkipABranchBelowStage3) {

@@ -106,38 +106,39 @@ PlainModule gpt(bool checkpoints, int units) {
   return {net, [net] { return net->loss_of_random_words(); }};
 }
 
-struct GptOfUnits : Gpt<nn::Model> {
+struct GptOfUnits : Gpt<nn::Unit> {
   GptOfUnits() : Gpt(/*checkpoints=*/false, /*units=*/kBlocks) {}
-  at::Tensor loss(const data::Batch&) override {
+  at::Tensor loss() {
     return run([&] { return loss_of_random_words(); });
   }
-  at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
 };
 
-PlainModule of_units(const std::shared_ptr<nn::Model>& model,
-                     const std::function<data::Batch()>& batch) {
-  return {model, [=] { return model->loss(batch()); }, model.get(), batch};
+PlainModule gpt_of_units() {
+  const auto net = std::make_shared<GptOfUnits>();
+  return {net, [net] { return net->loss(); }};
 }
 
 PlainModule mlp() {
   const auto net = std::make_shared<nn::Mlp>();
   nn::SeededValues values(5);
   nn::initialize_parameters(*net, values);
-  return of_units(net, [] {
-    return data::Batch{.inputs = at::randn({4, 13}), .targets = at::randn({4, 3}), .loss_terms = 4};
-  });
+  const auto loss = [net] {
+    const at::Tensor inputs = at::randn({4, 13});
+    return net->loss(inputs, at::randn({4, 3}), /*terms=*/4);
+  };
+  return {net, loss, /*loss_terms=*/4};
 }
 
 PlainModule llama(const nn::LlamaConfig& config) {
   const auto net = std::make_shared<nn::Llama>(config);
   nn::SeededValues values(5);
   nn::initialize_parameters(*net, values);
-  return of_units(net, [config] {
+  const auto loss = [net, config] {
     const at::Tensor ids = at::randint(config.vocabulary, {2, 9}, at::kLong);
-    return data::Batch{.inputs = ids.narrow(1, 0, 8).contiguous(),
-                       .targets = ids.narrow(1, 1, 8).contiguous(),
-                       .loss_terms = 16};
-  });
+    return net->loss(ids.narrow(1, 0, 8).contiguous(), ids.narrow(1, 1, 8).contiguous(),
+                     /*terms=*/16);
+  };
+  return {net, loss, /*loss_terms=*/16};
 }
 
 // Of six layers, so that one unit is far less than the model.
@@ -348,8 +349,7 @@ std::vector<PlainCase> plain_cases() {
 }
 
 std::vector<PlainCase> cases_of_units() {
-  return {{"gpt2_of_units",
-           [] { return of_units(std::make_shared<GptOfUnits>(), [] { return data::Batch(); }); }},
+  return {{"gpt2_of_units", gpt_of_units},
           {"mlp", mlp},
           {"llama", [] { return llama({.vocabulary = 31, .hidden = 16, .mlp = 21}); }},
           {"deep_llama", deep_llama}};

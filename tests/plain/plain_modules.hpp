@@ -3,12 +3,13 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <zero/nn/plain_model.hpp>
+#include <zero/nn/model_units.hpp>
 
 namespace zero::testing {
 
@@ -17,9 +18,7 @@ struct PlainModule {
   std::shared_ptr<torch::nn::Module> module;
   /// The loss of a micro-batch; draws its data from LibTorch's default generator.
   std::function<at::Tensor()> loss;
-  /// If it is a model of units: the same as `module`, and the batch of which `loss` is its loss.
-  nn::Model* model = nullptr;
-  std::function<data::Batch()> batch = {};
+  std::int64_t loss_terms = 0;  ///< of a micro-batch
 };
 
 /// Makes one; the values of its parameters come from the default generator.

@@ -39,16 +39,12 @@ struct PlainRun {
            const optim::OptimizerFactory& optimizer = wrapped_adamw)
       : rank(communicator.rank()),
         made(module),
-        engine(made.model != nullptr ? Engine(*made.model, communicator, optimizer, config)
-                                     : Engine(*made.module, communicator, optimizer, config,
-                                              nn::default_units(/*bytes=*/1))) {}
+        engine(*made.module, communicator, optimizer, config, nn::default_units(/*bytes=*/1)) {}
   static PlainModule make(const std::string& name) {
     at::manual_seed(7);
     return plain_case(name).make();
   }
-  at::Tensor forward() {
-    return made.model != nullptr ? engine.forward(made.batch()) : engine.forward(made.loss);
-  }
+  at::Tensor forward() { return engine.forward(made.loss, made.loss_terms); }
   void backward(int number) {
     at::manual_seed(100 * number + rank);
     engine.backward(forward());

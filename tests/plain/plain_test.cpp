@@ -13,19 +13,22 @@
 namespace zero::testing {
 namespace {
 
-using Loss = std::function<at::Tensor()>;
+PlainModule made(const PlainCase& plain) {
+  at::manual_seed(7);
+  return plain.make();
+}
 
 // Trains three steps of two micro-batches.
-WholeState trained(dist::Communicator& communicator, nn::Model& model, const Loss& loss,
-                   const std::string& mode,
+WholeState trained(dist::Communicator& communicator, const PlainModule& made,
+                   const nn::UnitRule& units, const std::string& mode,
                    const optim::OptimizerFactory& optimizer = optim::adamw()) {
-  const auto strategy =
-      make_strategy(mode, {.model = model, .mesh = communicator, .optimizer = optimizer});
+  const auto strategy = make_strategy(
+      mode, {.module = *made.module, .mesh = communicator, .optimizer = optimizer, .units = units});
   for (int micro_batch = 0; micro_batch < 6; ++micro_batch) {
     at::manual_seed(100 * micro_batch + communicator.rank());
     const bool is_last = micro_batch % 2 == 1;
     strategy->set_requires_gradient_sync(is_last);
-    strategy->backward(strategy->forward(loss, /*loss_terms=*/0));
+    strategy->backward(strategy->forward(made.loss));
     strategy->finish_backward();
     if (!is_last) continue;
     strategy->optimizer_step();
@@ -35,16 +38,9 @@ WholeState trained(dist::Communicator& communicator, nn::Model& model, const Los
   return whole_state(*strategy);
 }
 
-PlainModule made(const PlainCase& plain) {
-  at::manual_seed(7);
-  return plain.make();
-}
-
 WholeState trained(dist::Communicator& communicator, const PlainCase& plain,
                    const std::string& mode) {
-  const PlainModule module = made(plain);
-  nn::PlainModel model(*module.module, plain.units);
-  return trained(communicator, model, module.loss, mode);
+  return trained(communicator, made(plain), plain.units, mode);
 }
 
 constexpr auto kModes = {"zero1",   "zero2",   "zero3",   "tensor_zero3",       "engine0",
@@ -75,12 +71,7 @@ void expect_same_bits_with_units(dist::Communicator& communicator, at::ScalarTyp
   const auto trained_as = [&](const char* name, const std::string& mode) {
     const PlainModule module = made(plain_case(name));
     module.module->to(dtype);
-    if (nn::Model* const model = module.model; model != nullptr) {
-      return trained(
-          communicator, *model, [&] { return model->loss({}); }, mode, optimizer);
-    }
-    nn::PlainModel model(*module.module, plain_case(name).units);
-    return trained(communicator, model, module.loss, mode, optimizer);
+    return trained(communicator, module, plain_case(name).units, mode, optimizer);
   };
   const WholeState ddp = trained_as("gpt2", "ddp");
   for (const char* mode : kModes) {

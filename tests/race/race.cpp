@@ -40,6 +40,7 @@
 #include <10_offload/offloaded.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/disk.hpp>
+#include <tools/ladder/trainer.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
@@ -47,10 +48,8 @@
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.
 // NOLINTNEXTLINE(readability-identifier-naming): the name is ThreadSanitizer's.
@@ -312,7 +311,7 @@ class ScaleUnit : public nn::Unit {
   at::Tensor weight_, bias_;
 };
 
-class ScaleModel : public nn::Model {
+class ScaleModel : public nn::Unit {
  public:
   ScaleModel() {
     weight_ = add_parameter("weight", {kWidth}, nn::Initializer::normal(0.5));
@@ -321,11 +320,8 @@ class ScaleModel : public nn::Model {
       units_.push_back(register_module(std::to_string(u), std::make_shared<ScaleUnit>()));
     }
   }
-  at::Tensor loss(const data::Batch& batch) override {
+  at::Tensor loss(const data::Batch& batch) {
     return run([&] { return outputs(batch).square().mean(); });
-  }
-  at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return outputs(batch); });
   }
   ScaleUnit& first_unit() { return *units_.front(); }
 
@@ -392,7 +388,7 @@ double train(dist::Communicator& communicator, const ShardingOptions& options,
     optimizer = optim::with_offload(optimizer, {.folder = states, .tile_bytes = 1});
   ShardedDataParallel strategy({*model, communicator, optimizer, &values, ""}, options);
   const OtherThread beside(other, *model);
-  train::Trainer trainer(strategy);
+  tools::Trainer trainer(strategy, tools::losses_of(*model));
   double loss = 0;
   for (int s = 0; s < 5; ++s) loss = trainer.step({batch()}).loss;
   return loss + trainer.evaluate({batch()});

@@ -9,8 +9,8 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/train/loop/trainer.hpp>
 
+#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "modes.hpp"
 
@@ -48,12 +48,12 @@ inline Curve curve_of(const dist::Mesh& mesh, const data::Dataset& dataset,
   const auto strategy = make_strategy(training.mode, {*model, mesh, optimizer, &values});
   train::StepOptions options;
   if (training.dtype == at::kHalf) options.loss_scale = train::LossScaleOptions();
-  train::Trainer trainer(*strategy, options);
+  tools::Trainer trainer(*strategy, losses_of(*strategy), options);
   data::DistributedSampler sampler(dataset.size(), /*global_batch=*/8, mesh.data().rank(),
                                    mesh.data().size(), /*seed=*/1);
   Curve curve;
   for (std::int64_t step = 0; step < training.steps; ++step) {
-    const train::StepResult result = trainer.step({dataset.batch(sampler.next())});
+    const tools::StepResult result = trainer.step({dataset.batch(sampler.next())});
     curve.losses.push_back(result.loss);
     curve.skipped += result.skipped ? 1 : 0;
   }

@@ -2,8 +2,9 @@
 
 #include <memory>
 
-#include <zero/data/batch.hpp>
-#include <zero/nn/model.hpp>
+#include <tools/ladder/data/batch.hpp>
+
+#include "batch_model.hpp"
 
 namespace zero::testing {
 
@@ -13,7 +14,7 @@ namespace zero::testing {
 /// a unit without trainable parameters, ordinary autograd beside layers that write their gradients
 /// in place, and a unit of layers of which one is used twice, one is frozen, and one is looked up
 /// and multiplied with.
-class EdgeCaseModel : public nn::Model {
+class EdgeCaseModel : public BatchModel {
  public:
   static constexpr std::int64_t kInputs = 5;
   static constexpr std::int64_t kWidth = 7;
@@ -21,7 +22,7 @@ class EdgeCaseModel : public nn::Model {
   EdgeCaseModel();
 
   at::Tensor loss(const data::Batch& batch) override;
-  at::Tensor predict(const data::Batch& batch) override;
+  at::Tensor predict(const data::Batch& batch);
 
  private:
   struct Inner;

@@ -7,6 +7,7 @@
 #include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 
+#include "batch_model.hpp"
 #include "toy.hpp"
 #include "whole_weights.hpp"
 
@@ -19,12 +20,12 @@ struct EngineRun {
             at::ScalarType dtype = at::kFloat, std::vector<std::int64_t> hidden = {17, 11})
       : rank(communicator.rank()),
         toy(nn::MlpConfig{.hidden = std::move(hidden), .dtype = dtype}),
-        engine(*toy.model, communicator, optimizer, config, &toy.values) {}
+        engine(*toy.model, communicator, optimizer, config, nn::default_units(), &toy.values) {}
 
-  at::Tensor forward(int number) { return engine.forward(toy.batch(rank, number)); }
+  at::Tensor forward(int number) { return forward_batch(engine, toy.batch(rank, number)); }
   /// A micro-batch and what step() says to it.
   bool step(const data::Batch& batch) {
-    engine.backward(engine.forward(batch));
+    engine.backward(forward_batch(engine, batch));
     return engine.step();
   }
   bool step(int number) { return step(toy.batch(rank, number)); }

@@ -2,7 +2,7 @@
 
 #include <torch/nn/module.h>
 
-#include <zero/data/batch.hpp>
+#include <tools/ladder/data/batch.hpp>
 #include <zero/memory/storage.hpp>
 
 namespace zero::testing {

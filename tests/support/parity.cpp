@@ -2,6 +2,7 @@
 
 #include <ATen/ops/equal.h>
 
+#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "edge_case_model.hpp"
 #include "moved_to.hpp"
@@ -14,7 +15,7 @@ RunRecord run_edge_case_model(dist::Communicator& communicator, const std::strin
   nn::SeededValues values(options.same_seed ? 3 : 3 + communicator.rank());
   const auto strategy = make_strategy(mode, {*model, communicator, options.optimizer, &values, "",
                                              options.ownership, options.accumulation});
-  train::Trainer trainer(*strategy, {.clip_norm = options.clip_norm});
+  tools::Trainer trainer(*strategy, losses_of(*strategy), {.clip_norm = options.clip_norm});
   RunRecord record;
   for (int step = 0; step < options.steps; ++step) {
     std::vector<data::Batch> batches;
@@ -23,7 +24,7 @@ RunRecord run_edge_case_model(dist::Communicator& communicator, const std::strin
           moved_to(options.device,
                    edge_case_batch(17, communicator.rank(), step * options.micro_batches + m)));
     }
-    const train::StepResult result = trainer.step(batches);
+    const tools::StepResult result = trainer.step(batches);
     record.losses.push_back(result.loss);
     record.norms.push_back(result.gradient_norm);
     record.gradients.push_back(whole_gradients(*strategy));

@@ -9,10 +9,11 @@
 #include <string>
 #include <vector>
 
-#include <09_pipeline/pipeline_trainer.hpp>
+#include <tools/ladder/pipeline_trainer.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/optim/adamw.hpp>
 
+#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "moved_to.hpp"
 #include "session.hpp"
@@ -112,8 +113,12 @@ struct PipelineRank {
         data(*axes.data),
         pipeline(*axes.pipeline),
         stage(stage_on_device(axes, shape)),
-        strategy(make_strategy(shape.mode, {*stage, axes.mesh, shape.optimizer, &values, "",
-                                            train::Ownership::kBySize, shape.accumulation})),
+        strategy(make_strategy(shape.mode, {.module = *stage,
+                                            .mesh = axes.mesh,
+                                            .optimizer = shape.optimizer,
+                                            .values = &values,
+                                            .accumulation = shape.accumulation,
+                                            .whole = stage->whole_model()})),
         trainer(*stage, *strategy, shape.schedule, shape.trainer) {
     if (!shape.checkpoints) return;
     stage->checkpoint_activations(true,
@@ -123,7 +128,7 @@ struct PipelineRank {
   std::vector<data::Batch> batches(int step, int count) const {
     return pipeline_batches(shape, data.rank(), step, count);
   }
-  train::StepResult step(int number, int count) { return trainer.step(batches(number, count)); }
+  tools::StepResult step(int number, int count) { return trainer.step(batches(number, count)); }
   static std::shared_ptr<LlamaStage> stage_on_device(const ThreeAxes& axes,
                                                      const PipelineShape& shape) {
     auto stage = std::make_shared<LlamaStage>(pipeline_config(shape), axes.pipeline->rank(),
@@ -139,7 +144,7 @@ struct PipelineRank {
   nn::SeededValues values{3};
   std::shared_ptr<LlamaStage> stage;
   std::unique_ptr<train::Strategy> strategy;
-  PipelineTrainer trainer;
+  tools::PipelineTrainer trainer;
 };
 
 /// The whole model, split over the tensor axis of `mesh`.
@@ -151,9 +156,9 @@ struct WholeRank {
                                        nn::TensorParallel(mesh.tensor(), shape.sequence))),
         strategy(make_strategy(mode, {*model, mesh, shape.optimizer, &values, "",
                                       train::Ownership::kBySize, shape.accumulation})),
-        trainer(*strategy, shape.trainer) {}
+        trainer(*strategy, losses_of(*strategy), shape.trainer) {}
 
-  train::StepResult step(int number, int count) {
+  tools::StepResult step(int number, int count) {
     return trainer.step(pipeline_batches(shape, data.rank(), number, count));
   }
 
@@ -162,7 +167,7 @@ struct WholeRank {
   nn::SeededValues values{3};
   std::shared_ptr<nn::Llama> model;
   std::unique_ptr<train::Strategy> strategy;
-  train::Trainer trainer;
+  tools::Trainer trainer;
 };
 
 /// What a rank has of the model, by name, and the losses and norms of its steps. A copy of a
@@ -178,7 +183,7 @@ template <typename Rank>
 TrainedModel trained_model(Rank& rank, int steps, int count) {
   TrainedModel result;
   for (int s = 0; s < steps; ++s) {
-    const train::StepResult step = rank.step(s, count);
+    const tools::StepResult step = rank.step(s, count);
     result.losses.push_back(step.loss);
     result.norms.push_back(step.gradient_norm);
   }

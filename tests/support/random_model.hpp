@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include <zero/data/batch.hpp>
-#include <zero/nn/model.hpp>
+#include <tools/ladder/data/batch.hpp>
+
+#include "batch_model.hpp"
 
 namespace zero::testing {
 
@@ -32,12 +33,12 @@ struct RandomModelConfig {
 };
 
 /// The loss is the mean squared error over the rows of the batch: 0 for an empty one.
-class RandomModel : public nn::Model {
+class RandomModel : public BatchModel {
  public:
   explicit RandomModel(const RandomModelConfig& config);
 
   at::Tensor loss(const data::Batch& batch) override;
-  at::Tensor predict(const data::Batch& batch) override;
+  at::Tensor predict(const data::Batch& batch);
 
   /// Runs the first `parts` parts only, from now on: what comes after them is not used.
   void stop_after(std::size_t parts) { used_parts_ = parts; }

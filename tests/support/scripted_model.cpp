@@ -6,6 +6,7 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 
+#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "session.hpp"
 #include "tensors.hpp"
@@ -89,7 +90,7 @@ void ScriptedRun::backward_of(const at::Tensor& loss) {
 
 void ScriptedRun::step(int number) {
   strategy->zero_grad();
-  backward_of(strategy->forward(batch(number)));
+  backward_of(forward_batch(*strategy, batch(number)));
 }
 
 std::int64_t ScriptedRun::peak_of_step(int number) {

@@ -9,8 +9,9 @@
 
 #include <tools/ladder/registry.hpp>
 #include <zero/nn/layers.hpp>
-#include <zero/nn/model.hpp>
 #include <zero/train/strategy.hpp>
+
+#include "batch_model.hpp"
 
 /// A model into whose forward and backward a test can reach, and a rank that trains it.
 namespace zero::testing {
@@ -35,11 +36,11 @@ class ScriptedBlock : public nn::Unit {
   std::shared_ptr<nn::Linear> linear;
 };
 
-class ScriptedModel : public nn::Model {
+class ScriptedModel : public BatchModel {
  public:
   explicit ScriptedModel(const ScriptedModelOptions& options);
   at::Tensor loss(const data::Batch& batch) override;
-  at::Tensor predict(const data::Batch& batch) override;
+  at::Tensor predict(const data::Batch& batch);
 
   std::vector<std::shared_ptr<ScriptedBlock>> blocks;
   at::Tensor head;

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
+#include "batch_model.hpp"
 #include "deferred.hpp"
 
 namespace zero::testing {
@@ -28,7 +29,7 @@ Session::Session(dist::Communicator& communicator, const std::string& mode, Sess
   strategy_ =
       make_strategy(mode, {*model_, communicator, options_.optimizer, &values_, "",
                            options_.ownership, options_.accumulation, options_.reduce_type});
-  trainer_ = std::make_unique<train::Trainer>(*strategy_, options_.trainer);
+  trainer_ = std::make_unique<tools::Trainer>(*strategy_, losses_of(*strategy_), options_.trainer);
 }
 
 Session::Session(dist::Communicator& communicator, const std::string& mode)

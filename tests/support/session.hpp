@@ -8,8 +8,8 @@
 #include <tools/ladder/registry.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/train/loop/trainer.hpp>
 
+#include "batch_model.hpp"
 #include "modes.hpp"
 #include "random_model.hpp"
 #include "same_bits.hpp"
@@ -54,14 +54,14 @@ class Session {
   dist::Communicator& communicator() { return communicator_; }
   RandomModel& model() { return *model_; }
   train::Strategy& strategy() { return *strategy_; }
-  train::Trainer& trainer() { return *trainer_; }
+  tools::Trainer& trainer() { return *trainer_; }
 
   /// This rank's batch of `step`.
   data::Batch batch(int step, std::int64_t samples = 4) const {
     return random_model_batch(options_.model, /*seed=*/17, communicator_.rank(), step, samples);
   }
   /// A step with that batch.
-  train::StepResult step(int number) { return trainer_->step({batch(number)}); }
+  tools::StepResult step(int number) { return trainer_->step({batch(number)}); }
 
   /// Copies of all weights, whole, in registration order. Called by all ranks.
   std::vector<at::Tensor> weights();
@@ -74,7 +74,7 @@ class Session {
   std::shared_ptr<RandomModel> model_;
   nn::SeededValues values_;
   std::unique_ptr<train::Strategy> strategy_;
-  std::unique_ptr<train::Trainer> trainer_;
+  std::unique_ptr<tools::Trainer> trainer_;
 };
 
 /// What one process would have: the same model, whole, without a strategy.

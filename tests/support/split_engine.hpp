@@ -4,6 +4,7 @@
 
 #include <zero/engine.hpp>
 
+#include "batch_model.hpp"
 #include "split_run.hpp"
 
 namespace zero::testing {
@@ -14,9 +15,9 @@ struct SplitEngine {
       : values(3),
         model(make_deferred<nn::Llama>(llama_to_split(),
                                        nn::TensorParallel(axes.mesh.tensor(), /*sequence=*/true))),
-        engine(*model, axes.mesh, optim::adamw(), {.stage = stage}, &values),
+        engine(*model, axes.mesh, optim::adamw(), {.stage = stage}, nn::default_units(), &values),
         rank(axes.data->rank()) {}
-  at::Tensor forward(int number) { return engine.forward(split_batch(rank, number)); }
+  at::Tensor forward(int number) { return forward_batch(engine, split_batch(rank, number)); }
   void step(int number) {
     engine.backward(forward(number));
     engine.step();

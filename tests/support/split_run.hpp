@@ -9,8 +9,8 @@
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
+#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "modes.hpp"
 #include "whole_weights.hpp"
@@ -65,15 +65,15 @@ struct SplitRun {
         values(3),
         model(make_deferred<nn::Llama>(llama_to_split(options.dtype),
                                        nn::TensorParallel(mesh.tensor(), options.sequence))),
-        strategy(make_strategy(options.mode, {.model = *model,
+        strategy(make_strategy(options.mode, {.module = *model,
                                               .mesh = mesh,
                                               .optimizer = options.optimizer,
                                               .values = &values,
                                               .accumulation = options.accumulation,
                                               .reduce_type = options.reduce_type})),
-        trainer(*strategy, options.trainer) {}
+        trainer(*strategy, losses_of(*strategy), options.trainer) {}
 
-  train::StepResult step(int number, int micro_batches = 1) {
+  tools::StepResult step(int number, int micro_batches = 1) {
     std::vector<data::Batch> batches;
     for (int m = 0; m < micro_batches; ++m) {
       batches.push_back(split_batch(data.rank(), number * micro_batches + m));
@@ -95,7 +95,7 @@ struct SplitRun {
   nn::SeededValues values;
   std::shared_ptr<nn::Llama> model;
   std::unique_ptr<train::Strategy> strategy;
-  train::Trainer trainer;
+  tools::Trainer trainer;
 };
 
 }  // namespace zero::testing

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include <zero/data/batch.hpp>
+#include <tools/ladder/data/batch.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 

@@ -6,8 +6,8 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
+#include "batch_model.hpp"
 #include "toy.hpp"
 
 /// What the tests of the chapters share.
@@ -22,12 +22,14 @@ struct ToyRun {
                   train::Ownership ownership = train::Ownership::kBySize, const More&... more)
       : communicator(communicator),
         owned(std::make_unique<Strategy>(arguments(variant, ownership), more...)),
-        trainer(strategy) {}
+        trainer(strategy, losses_of(strategy)) {}
   /// The same with what `make` makes of the arguments of a strategy.
   template <class Make>
   requires std::invocable<Make, train::StrategyArguments> ToyRun(dist::Communicator& communicator,
                                                                  const Make& make)
-      : communicator(communicator), owned(make(arguments())), trainer(strategy) {}
+      : communicator(communicator),
+        owned(make(arguments())),
+        trainer(strategy, losses_of(strategy)) {}
 
   train::StrategyArguments arguments(const std::string& variant = "",
                                      train::Ownership ownership = train::Ownership::kBySize) {
@@ -44,7 +46,7 @@ struct ToyRun {
   }
   /// Forward, backward and the reduction of gradients, without an update.
   void reduce(int number) {
-    strategy.backward(strategy.forward(batch(number)));
+    strategy.backward(forward_batch(strategy, batch(number)));
     strategy.finish_backward();
   }
 
@@ -61,7 +63,7 @@ struct ToyRun {
   Model toy;
   std::unique_ptr<Strategy> owned;
   Strategy& strategy = *owned;
-  train::Trainer trainer;
+  tools::Trainer trainer;
 };
 
 /// Bytes of the parameters that this rank owns.

@@ -28,7 +28,7 @@ inline void finish_step(train::Strategy& strategy) {
 }
 
 /// The parameters of a model that no strategy has, in the same order.
-inline std::vector<at::Tensor> parameters_of(nn::Model& model) {
+inline std::vector<at::Tensor> parameters_of(torch::nn::Module& model) {
   std::vector<at::Tensor> tensors;
   for (const nn::Parameter& p : nn::list_parameters(model).parameters) tensors.push_back(p.tensor);
   return tensors;

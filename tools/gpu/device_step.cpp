@@ -69,9 +69,8 @@ class Training {
     at::manual_seed(1);
     const at::Tensor ids =
         at::randint(vocabulary, {settings.batch, settings.length + 1}, at::kLong).to(device);
-    batch_ = {.inputs = ids.narrow(1, 0, settings.length).contiguous(),
-              .targets = ids.narrow(1, 1, settings.length).contiguous(),
-              .loss_terms = settings.batch * settings.length};
+    inputs_ = ids.narrow(1, 0, settings.length).contiguous();
+    targets_ = ids.narrow(1, 1, settings.length).contiguous();
     const auto optimizer = optim::with_master_weights(optim::adamw({.learning_rate = 1e-4}));
     if (settings.mode == "plain") {
       plain_ = optimizer(model_->parameters());
@@ -83,13 +82,13 @@ class Training {
 
   void step() {
     if (engine_) {
-      loss_ = engine_->forward(batch_);
+      loss_ = engine_->forward([this] { return loss_of_batch(); }, targets_.numel());
       engine_->backward(loss_);
       engine_->step();
       return;
     }
     model_->zero_grad();
-    loss_ = model_->loss(batch_);
+    loss_ = loss_of_batch();
     loss_.backward();
     plain_->step();
   }
@@ -102,6 +101,8 @@ class Training {
   }
 
  private:
+  at::Tensor loss_of_batch() { return model_->loss(inputs_, targets_, targets_.numel()); }
+
   static std::unique_ptr<dist::Communicator> connect(at::Device device) {
     dist::ConnectOptions options;
     if (device.is_cuda()) {
@@ -120,7 +121,7 @@ class Training {
   at::Device device_;
   std::unique_ptr<dist::Communicator> communicator_;
   std::shared_ptr<nn::Llama> model_;
-  data::Batch batch_;
+  at::Tensor inputs_, targets_;
   std::unique_ptr<optim::Optimizer> plain_;
   std::optional<Engine> engine_;
   at::Tensor loss_;

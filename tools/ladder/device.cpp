@@ -16,7 +16,7 @@ std::string ask_elsewhere(const std::function<std::string()>& question, const ch
   return dist::content_of(exits.front().result);
 }
 
-void to_device(at::Device device, nn::Model& model) {
+void to_device(at::Device device, torch::nn::Module& model) {
   if (device.is_cpu()) return;
   for (at::Tensor& parameter : model.parameters()) {
     const at::Tensor there =

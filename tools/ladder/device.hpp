@@ -1,13 +1,13 @@
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <functional>
 #include <string>
 
-#include <zero/data/batch.hpp>
-#include <zero/nn/model.hpp>
+#include <tools/ladder/data/batch.hpp>
 
 /// Where ranks compute. Ranks on GPUs are in a program of their own, ladder_cuda, which has
 /// device_cuda.cpp in the place of device_cpu.cpp: the CUDA libraries take memory and time in
@@ -41,7 +41,7 @@ std::int64_t free_gpu_bytes(int ranks);
 at::Device enter_gpu();
 
 /// Moves the parameters of a model without storage; they have none there either.
-void to_device(at::Device device, nn::Model& model);
+void to_device(at::Device device, torch::nn::Module& model);
 
 data::Batch to_device(at::Device device, data::Batch batch);
 

@@ -12,7 +12,6 @@
 #include <span>
 
 #include <05_prefetch_overlap/sharded_data_parallel.hpp>
-#include <09_pipeline/pipeline_trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/plots/trace.hpp>
 #include <tools/support/process.hpp>
@@ -33,6 +32,7 @@
 #include "checkpoints.hpp"
 #include "device.hpp"
 #include "ladder_report.hpp"
+#include "pipeline_trainer.hpp"
 #include "progress.hpp"
 #include "samples.hpp"
 
@@ -60,13 +60,13 @@ class Meter {
  public:
   // `data_bytes`, `pipeline_bytes`: what the step must send on these axes, by formula.
   template <typename Step>
-  train::StepResult measure(const dist::Mesh& mesh, std::int64_t data_bytes,
+  tools::StepResult measure(const dist::Mesh& mesh, std::int64_t data_bytes,
                             std::int64_t pipeline_bytes, const Step& run_step) {
     memory::reset_peaks();
     const dist::Traffic before[] = {mesh.data().traffic(), mesh.pipeline().traffic(),
                                     mesh.tensor().traffic(), mesh.world().traffic()};
     const std::int64_t faults = tools::page_faults();
-    const train::StepResult step = run_step();
+    const tools::StepResult step = run_step();
     seconds_.push_back(step.seconds);
     faults_.push_back(static_cast<double>(tools::page_faults() - faults));
     const memory::Snapshot steady = memory::snapshot();
@@ -106,7 +106,7 @@ class Meter {
     Json row = row_;
     row["high_water_mib"] = mib(tools::resident_set_peak_bytes());
     row["page_faults"] = median(faults_);
-    using train::PhaseSeconds;
+    using tools::PhaseSeconds;
     for (const auto& [key, phase] : {std::pair{"step_seconds", &PhaseSeconds::total},
                                      {"forward_seconds", &PhaseSeconds::forward},
                                      {"backward_seconds", &PhaseSeconds::backward},
@@ -128,7 +128,7 @@ class Meter {
   std::int64_t base_ = memory::snapshot().total;
   std::int64_t resident_base_ = tools::resident_set_bytes();
   std::vector<double> faults_;
-  std::vector<train::PhaseSeconds> seconds_;
+  std::vector<tools::PhaseSeconds> seconds_;
   Json row_;
 };
 
@@ -187,7 +187,7 @@ optim::OptimizerFactory optimizer_of(const Options& options) {
   return options.mixed() ? optim::with_master_weights(adamw) : adamw;
 }
 
-std::string progress_text(const train::StepResult& step, const Json& result) {
+std::string progress_text(const tools::StepResult& step, const Json& result) {
   std::string text = fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total);
   if (!result.contains("validation")) return text;
   return text + fmt::format("  validation {:.4f}", number_in(result["validation"].back(), "loss"));
@@ -209,8 +209,12 @@ class RankRun {
                  mesh_.data().size(), options.seed) {
     make_model();
     values_ = first_values();
-    strategy_ = all_modes().make(mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
-                                        train::ownership_from(options.ownership)});
+    strategy_ = all_modes().make(mode, {.module = *model_,
+                                        .mesh = mesh_,
+                                        .optimizer = optimizer_of(options),
+                                        .values = values_.get(),
+                                        .ownership = train::ownership_from(options.ownership),
+                                        .whole = stage_ ? stage_->whole_model() : nullptr});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();
   }
@@ -257,15 +261,15 @@ class RankRun {
         .on_host = options_.activations_on_host};
     const auto take = [&](const auto& model) {
       model->checkpoint_activations(options_.activation_checkpointing, kept);
+      to_device(device_, *model);
       model_ = model;
     };
     if (mesh.stages == 1) {
-      take(whole_model(options_, tensor));
+      take(llama_ = whole_model(options_, tensor));
     } else {
       take(stage_ = std::make_shared<LlamaStage>(options_.config(), mesh_.pipeline().rank(),
                                                  mesh.stages, tensor));
     }
-    to_device(device_, *model_);
   }
 
   // Only rank 0 of each data axis opens the folder of the weights, because only it is asked.
@@ -274,15 +278,17 @@ class RankRun {
     return std::make_unique<nn::SeededValues>(options_.seed);
   }
 
-  std::unique_ptr<train::Trainer> make_trainer() {
+  std::unique_ptr<tools::Trainer> make_trainer() {
     train::StepOptions step;
     const std::string& resume = options_.checkpoint.resume;
     if (!resume.empty()) step.first_step = io::read_checkpoint_info(resume).step;
-    if (stage_ == nullptr) return std::make_unique<train::Trainer>(*strategy_, step);
+    if (stage_ == nullptr) {
+      return std::make_unique<tools::Trainer>(*strategy_, tools::losses_of(*llama_), step);
+    }
     const PipelineSchedule schedule = options_.mesh.schedule == "gpipe"
                                           ? PipelineSchedule::kGPipe
                                           : PipelineSchedule::kOneForwardOneBackward;
-    return std::make_unique<PipelineTrainer>(*stage_, *strategy_, schedule, step);
+    return std::make_unique<tools::PipelineTrainer>(*stage_, *strategy_, schedule, step);
   }
 
   // One for each parameter, made whole for the moment, over the data and the tensor axis: unit by
@@ -387,15 +393,16 @@ class RankRun {
     return batches;
   }
 
-  train::StepResult measured_step(const std::vector<data::Batch>& batches) {
+  tools::StepResult measured_step(const std::vector<data::Batch>& batches) {
     const train::Costs costs = strategy_->costs();
-    return meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
-                          stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
-                          [&] { return trainer_->step(batches); });
+    return meter_.measure(
+        mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
+        stage_ == nullptr ? 0 : pipeline_bytes(*stage_, tools::micro_batches_of(batches)),
+        [&] { return trainer_->step(batches); });
   }
 
   // With the pictures of it.
-  train::StepResult last_step(const std::vector<data::Batch>& batches) {
+  tools::StepResult last_step(const std::vector<data::Batch>& batches) {
     const PictureOptions& pictures = options_.pictures;
     std::optional<plots::Trace> trace;
     if (!pictures.trace.empty()) trace.emplace(&world_, device_);
@@ -404,7 +411,7 @@ class RankRun {
     if (!pictures.memory_timeline.empty()) world_.barrier();
     const bool records = !pictures.memory_timeline.empty() && world_.rank() == 0;
     if (records) memory::start_timeline(strategy_->list().bytes() / 4096);
-    const train::StepResult step = measured_step(batches);
+    const tools::StepResult step = measured_step(batches);
     if (records) {
       result_["memory_timeline"] = plots::timeline_of_mode(mode_, memory::stop_timeline());
     }
@@ -447,7 +454,7 @@ class RankRun {
     while (sampler_.step() < options_.steps) {
       const std::vector<data::Batch> batches = next_batches();
       if (result_["losses"].empty()) result_["batch_digest"] = digest_of(batches.front().inputs);
-      const train::StepResult step =
+      const tools::StepResult step =
           sampler_.step() == options_.steps ? last_step(batches) : measured_step(batches);
       strategy_->passes().observe_gradients({});
       result_["losses"].push_back(step.loss);
@@ -476,12 +483,13 @@ class RankRun {
   const at::Device device_;
   Meter meter_;
   const dist::Mesh mesh_;
+  std::shared_ptr<nn::Llama> llama_;   // null: more than one stage
   std::shared_ptr<LlamaStage> stage_;  // null: one stage
-  std::shared_ptr<nn::Model> model_;
+  std::shared_ptr<torch::nn::Module> model_;
   std::unique_ptr<nn::ParameterSource> values_;
   const bool fake_ = options_.fake.size > 0;
   std::unique_ptr<train::Strategy> strategy_;
-  std::unique_ptr<train::Trainer> trainer_;
+  std::unique_ptr<tools::Trainer> trainer_;
   data::DistributedSampler sampler_;
   Json result_ = {{"losses", Json::array()}};
 };

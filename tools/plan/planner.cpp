@@ -84,7 +84,7 @@ std::vector<StagePlan> plan_mesh(const Request& request) {
   std::vector<StagePlan> rows;
   for (const Stage stage : kStages) {
     // DDP shares nothing. A pipeline cannot have ZeRO-3 if its first stage has a copy of the head,
-    // which PipelineTrainer refuses.
+    // which PipelinePasses refuses.
     const std::int64_t shards = asked.shards.value_or(data_mesh(stage, data).shards);
     const Mesh mesh{data / std::max<std::int64_t>(1, shards), shards, tensor, pipeline};
     if (mesh.ranks() != request.world_size || (stage == Stage::kDdp) != (shards == 1)) continue;

@@ -61,8 +61,7 @@ Bytes of_layers(std::int64_t layers, const Sizes& sizes, const Cut& cut, dist::M
   const dist::Traffic before = mesh.world().traffic();
   const std::int64_t held_before = held();
   const memory::Charge charge(memory::Category::kActivations);
-  const at::Tensor loss =
-      model.loss({.inputs = ids, .targets = ids, .loss_terms = mine * sizes.tokens});
+  const at::Tensor loss = model.loss(ids, ids, mine * sizes.tokens);
   Bytes bytes{.kept = held() - held_before};
   loss.backward();
   bytes.sent = mesh.world().traffic().since(before).bytes(dist::Purpose::kActivation);

@@ -10,6 +10,7 @@
 #include <tools/ladder/data/dataset.hpp>
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/registry.hpp>
+#include <tools/ladder/trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/support/arguments.hpp>
 #include <zero/base/program.hpp>
@@ -21,7 +22,6 @@
 #include <zero/nn/defer.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/loop/trainer.hpp>
 
 #include "narrate.hpp"
 
@@ -61,7 +61,7 @@ DemoModel model_of(const DemoOptions& options) {
 }
 
 std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held,
-                   const dist::Traffic& sent, const train::PhaseSeconds& seconds) {
+                   const dist::Traffic& sent, const tools::PhaseSeconds& seconds) {
   const auto kib = [](std::int64_t bytes) { return static_cast<double>(bytes) / 1024.0; };
   const train::ModelStateBytes formula = strategy.costs().at_rest;
   return fmt::format(
@@ -82,11 +82,11 @@ void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options
                     plots::memory_timeline(subject, std::move(modes), options.run));
 }
 
-void train(train::Strategy& strategy, const data::Dataset& dataset,
+void train(train::Strategy& strategy, const tools::Loss& loss, const data::Dataset& dataset,
            data::DistributedSampler& sampler, const DemoOptions& options) {
   dist::Communicator& communicator = strategy.communicator();
-  train::Trainer trainer(strategy);
-  train::StepResult result;
+  tools::Trainer trainer(strategy, loss);
+  tools::StepResult result;
   dist::Traffic before;
   memory::Timeline timeline;
   const bool memory_timelines = !options.memory_timeline.empty() && communicator.rank() == 0;
@@ -126,11 +126,14 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
   options.register_chapter(registry);
   const auto strategy =
       registry.make(options.mode, {*model, communicator, optim::adamw(), &values, /*variant=*/""});
+  const tools::Loss loss = tools::losses_of(*model);
   if (options.narrate) {
     const std::int64_t weight = options.narrated_width * options.narrated_width;
-    narrate(*strategy, dataset.batch(sampler.next()), /*a_letter=*/weight / 4);
+    const data::Batch batch = dataset.batch(sampler.next());
+    narrate(
+        *strategy, [&] { return loss(batch); }, /*a_letter=*/weight / 4);
   } else {
-    train(*strategy, dataset, sampler, options);
+    train(*strategy, loss, dataset, sampler, options);
   }
   return "";
 }

@@ -32,13 +32,11 @@ struct Options {
 double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 // Counts and bytes do not depend on what the tokens are.
-data::Batch batch_of(const nn::LlamaConfig& config, int rank) {
+at::Tensor loss_of(nn::Llama& model, int rank) {
   constexpr std::int64_t kTokens = 32;
-  data::Batch batch;
-  batch.inputs = (at::arange(kTokens) * 7 + rank).remainder(config.vocabulary).view({1, kTokens});
-  batch.targets = (batch.inputs + 7).remainder(config.vocabulary);
-  batch.loss_terms = kTokens;
-  return batch;
+  const std::int64_t words = model.config().vocabulary;
+  const at::Tensor ids = (at::arange(kTokens) * 7 + rank).remainder(words).view({1, kTokens});
+  return model.loss(ids, (ids + 7).remainder(words), kTokens);
 }
 
 // A row of the table: what this rank gathered in a forward and a backward under `variant`.
@@ -52,7 +50,7 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
   const std::int64_t rest = memory::snapshot()[Category::kParameters];
   memory::reset_peaks();
   const dist::Traffic before = communicator.traffic();
-  strategy.backward(strategy.forward(batch_of(config, communicator.rank())));
+  strategy.backward(strategy.forward([&] { return loss_of(*model, communicator.rank()); }));
   strategy.finish_backward();
   const dist::Traffic sent = communicator.traffic().since(before);
   const auto& gathers = sent.at(Operation::kAllGather, Purpose::kParameter);

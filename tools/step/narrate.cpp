@@ -95,7 +95,8 @@ void print_by_rank(dist::Communicator& communicator, const std::string& title,
   std::fflush(stdout);
 }
 
-void narrate(train::Strategy& strategy, const data::Batch& batch, std::int64_t a_letter) {
+void narrate(train::Strategy& strategy, const std::function<at::Tensor()>& pass,
+             std::int64_t a_letter) {
   dist::Communicator& communicator = strategy.communicator();
   if (communicator.rank() == 0) fmt::print("{}", narration_legend(strategy, a_letter));
   const auto tell = [&](const std::string& when) {
@@ -105,7 +106,7 @@ void narrate(train::Strategy& strategy, const data::Batch& batch, std::int64_t a
   for (int s = 1; s <= 2; ++s) {
     strategy.zero_grad();
     const dist::Traffic before = communicator.traffic();
-    const at::Tensor loss = strategy.forward(batch);
+    const at::Tensor loss = strategy.forward(pass);
     tell(fmt::format("step {}: after forward", s));
     strategy.backward(loss);
     strategy.finish_backward();

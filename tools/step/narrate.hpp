@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
-#include <zero/data/batch.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::step {
@@ -19,8 +19,10 @@ void print_by_rank(dist::Communicator& communicator, const std::string& title,
 /// are what counts if they are there, else what its placement says.
 std::string holdings(train::Strategy& strategy, std::int64_t a_letter = 1);
 
-/// Prints a legend, trains two steps on `batch`, this rank's, and prints after every phase the
-/// holdings() of all ranks. For models small enough to be printed. Called by all ranks.
-void narrate(train::Strategy& strategy, const data::Batch& batch, std::int64_t a_letter = 1);
+/// Prints a legend, trains two steps of `pass`, the loss of this rank's batch, and prints after
+/// every phase the holdings() of all ranks. For models small enough to be printed. Called by all
+/// ranks.
+void narrate(train::Strategy& strategy, const std::function<at::Tensor()>& pass,
+             std::int64_t a_letter = 1);
 
 }  // namespace zero::step

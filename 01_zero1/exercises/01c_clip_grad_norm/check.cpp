@@ -15,13 +15,12 @@
 
 namespace exercise_01c {
 
-using zero::data::Batch;
 using zero::dist::Communicator;
 using zero::exercise::Mistake;
 using zero::nn::Initializer;
 
 // A tied, a frozen, a scalar and a never used parameter, and one that only rank 0 uses.
-class Uneven : public zero::nn::Model {
+class Uneven : public zero::nn::Unit {
  public:
   Uneven() {
     const auto values = Initializer::uniform(1);
@@ -33,14 +32,13 @@ class Uneven : public zero::nn::Model {
     scale_ = add_parameter("scale", {}, values);
     sometimes_ = add_parameter("sometimes", {7}, values);
   }
-  at::Tensor loss(const Batch& batch) override {
-    return run([&] { return predict(batch).square().sum() / batch.inputs.size(0); });
-  }
-  at::Tensor predict(const Batch& batch) override {
-    const at::Tensor x = batch.inputs.narrow(1, 0, 7);
-    at::Tensor y = x.mv(weight_ + frozen_) * scale_ + x.square().mv(weight_);
-    if (batch.targets[0][0].item<float>() == 0) y = y + x.mv(sometimes_);
-    return y;
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, std::int64_t samples) {
+    return run([&] {
+      const at::Tensor x = inputs.narrow(1, 0, 7);
+      at::Tensor y = x.mv(weight_ + frozen_) * scale_ + x.square().mv(weight_);
+      if (targets[0][0].item<float>() == 0) y = y + x.mv(sometimes_);
+      return y.square().sum() / samples;
+    });
   }
 
  private:
@@ -61,7 +59,7 @@ std::vector<float> large_gradient() {
 // Its gradient tells whether sums of squares were rounded on the way. Those of the first parameter
 // add up to the square of a number that lies halfway between two floats. Those of each other add up
 // to half of what a double of that size can tell apart: added to it in double they vanish.
-class Halfway : public zero::nn::Model {
+class Halfway : public zero::nn::Unit {
  public:
   Halfway() {
     const auto size = static_cast<std::int64_t>(gradient_.size());
@@ -70,13 +68,12 @@ class Halfway : public zero::nn::Model {
       small_.push_back(add_parameter(fmt::format("small{}", i), {2}, Initializer::constant(1)));
     }
   }
-  at::Tensor loss(const Batch& batch) override {
-    return run([&] { return predict(batch); });
-  }
-  at::Tensor predict(const Batch&) override {
-    at::Tensor sum = (large_ * at::from_blob(gradient_.data(), large_.sizes())).sum();
-    for (const at::Tensor& small : small_) sum = sum + (small * 0.125).sum();
-    return sum;
+  at::Tensor loss(const at::Tensor&, const at::Tensor&, std::int64_t) {
+    return run([&] {
+      at::Tensor sum = (large_ * at::from_blob(gradient_.data(), large_.sizes())).sum();
+      for (const at::Tensor& small : small_) sum = sum + (small * 0.125).sum();
+      return sum;
+    });
   }
 
  private:
@@ -85,13 +82,22 @@ class Halfway : public zero::nn::Model {
   std::vector<at::Tensor> small_;
 };
 
+// A model and how it makes a loss.
+struct Trained {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets)> loss;
+};
+
 template <typename Model>
-std::shared_ptr<zero::nn::Model> deferred() {
-  return zero::nn::defer([] { return std::make_shared<Model>(); });
+Trained deferred() {
+  const auto model = zero::nn::defer([] { return std::make_shared<Model>(); });
+  return {model, [model](const at::Tensor& inputs, const at::Tensor& targets) {
+            return model->loss(inputs, targets, inputs.size(0));
+          }};
 }
 
 struct Example {
-  std::shared_ptr<zero::nn::Model> (*model)();
+  Trained (*model)();
   double max_norm;
 };
 constexpr Example kExamples[] = {{deferred<zero::nn::Mlp>, 0.05},
@@ -116,13 +122,12 @@ std::vector<at::Tensor> gradients_of(const zero::train::Strategy& strategy) {
   return gradients;
 }
 
-void backward(zero::train::Strategy& strategy) {
+void backward(zero::train::Strategy& strategy, const Trained& model) {
   const int rank = strategy.communicator().rank();
   at::manual_seed(rank);
-  const Batch batch{.inputs = at::randn({4, 13}),
-                    .targets = at::full({4, 3}, static_cast<float>(rank)),
-                    .loss_terms = 4};
-  strategy.backward(strategy.forward(batch));
+  const at::Tensor inputs = at::randn({4, 13});
+  const at::Tensor targets = at::full({4, 3}, static_cast<float>(rank));
+  strategy.backward(strategy.forward([&] { return model.loss(inputs, targets); }));
   strategy.finish_backward();
 }
 
@@ -146,14 +151,14 @@ void check_step(const Answer& answer, Communicator& communicator, const Example&
                 double tolerance) {
   zero::nn::SeededValues values(5);
   const auto model_of_ddp = example.model();
-  zero::SimpleDdp ddp({*model_of_ddp, communicator, zero::optim::adamw(), &values});
-  backward(ddp);
+  zero::SimpleDdp ddp({*model_of_ddp.module, communicator, zero::optim::adamw(), &values});
+  backward(ddp, model_of_ddp);
   const float right = ddp.clip_grad_norm(example.max_norm);
   const std::vector<at::Tensor> right_gradients = gradients_of(ddp);
 
   const auto model = example.model();
-  Zero1 strategy({*model, communicator, zero::optim::adamw(), &values});
-  backward(strategy);
+  Zero1 strategy({*model.module, communicator, zero::optim::adamw(), &values});
+  backward(strategy, model);
   const std::vector<at::Tensor> before = gradients_of(strategy);
   const std::int64_t sent_before = communicator.traffic().bytes();
   const float norm = answer.clip_grad_norm(strategy, example.max_norm);

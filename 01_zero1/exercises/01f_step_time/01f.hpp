@@ -19,8 +19,10 @@ struct Phases {
 
 /// What an answer consists of.
 struct Answer {
-  /// Runs one training step and measures it. Called by all ranks.
-  Phases (*profiled_step)(zero::train::Strategy& strategy, const zero::data::Batch& batch);
+  /// Runs one training step, of the loss that the function computes, and measures it. Called by all
+  /// ranks.
+  Phases (*profiled_step)(zero::train::Strategy& strategy,
+                          const std::function<at::Tensor()>& loss_of_model);
 };
 
 }  // namespace exercise_01f

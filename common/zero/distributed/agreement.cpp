@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/fnv.hpp>
 #include <zero/distributed/agreement.hpp>
 
 namespace zero::dist {
@@ -89,6 +90,18 @@ void run_on_all_ranks(Communicator& communicator, const std::string& what,
   const std::vector<double> failed = all_gather_scalars(communicator, {is_error(mine) ? 1.0 : 0.0});
   if (std::ranges::count(failed, 0.0) == communicator.size()) return;
   on_all_ranks(communicator, what, [&] { return content_of(mine); });
+}
+
+std::uint64_t digest(const std::vector<at::Tensor>& tensors, std::uint64_t before) {
+  std::uint64_t hash = before;
+  for (const at::Tensor& t : tensors) {
+    hash =
+        (hash ^ (t.defined() ? static_cast<std::uint64_t>(t.numel()) + 1 : 0)) * 1099511628211ULL;
+    if (!t.defined() || !t.is_cpu()) continue;
+    const at::Tensor dense = t.contiguous();
+    hash = base::fnv1a({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}, hash);
+  }
+  return hash;
 }
 
 std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {

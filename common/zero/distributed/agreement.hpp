@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -44,6 +45,11 @@ std::vector<std::string> on_all_ranks(Communicator& communicator, const std::str
 /// The same for an action that returns nothing. Texts are exchanged only if one throws.
 void run_on_all_ranks(Communicator& communicator, const std::string& what,
                       const std::function<void()>& action);
+
+/// A number that differs if tensors do: FNV-1a of their elements and sizes, those of a GPU left
+/// out, because the host would wait for them. `before`: that of the tensors before these.
+std::uint64_t digest(const std::vector<at::Tensor>& tensors,
+                     std::uint64_t before = 14695981039346656037ULL);
 
 /// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
 /// Called by all ranks; blocks. Throws as Work::wait() does.

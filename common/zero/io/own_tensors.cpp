@@ -16,7 +16,7 @@ train::ParameterShard flat(const train::ParameterShard& shard) {
 
 safetensors::NamedTensors buffers_of(train::Strategy& strategy) {
   safetensors::NamedTensors all;
-  for (const auto& b : strategy.model().module().named_buffers()) {
+  for (const auto& b : strategy.module().named_buffers()) {
     all.emplace_back(b.key(), memory::raw(b.value()));
   }
   return all;

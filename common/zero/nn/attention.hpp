@@ -29,7 +29,7 @@ at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
 ///
 /// Batches padded on the right need no other mask: position i reads positions 0 to i only, and
 /// padding comes after every real token, so no real token reads padding. The loss must leave out
-/// the padding positions, as kIgnoredTarget and data::Batch::lengths do.
+/// the padding positions, as kIgnoredTarget and the lengths of Llama::loss() do.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value);
 

@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include <zero/base/error.hpp>
-#include <zero/data/batch.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/once_differentiable.hpp>
@@ -38,7 +37,7 @@ void require_classes(const at::Tensor& classes, std::int64_t count) {
   const auto low = smallest.item<std::int64_t>(), high = largest.item<std::int64_t>();
   if (low >= 0 && high < count) return;
   throw Error(fmt::format("a target is {}, but must be a class, 0 to {}, or {} to be ignored",
-                          low < 0 ? low : high, count - 1, data::kIgnoredTarget));
+                          low < 0 ? low : high, count - 1, kIgnoredTarget));
 }
 
 // Makes the logarithm of each row's sum, and its target's logit (0 on ranks that do not have it),
@@ -54,7 +53,7 @@ void combine(at::Tensor& log_sums, at::Tensor& of_targets, dist::Communicator& a
 struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets, double divisor, dist::Communicator* axis) {
-    const at::Tensor counted = targets.ne(data::kIgnoredTarget);
+    const at::Tensor counted = targets.ne(kIgnoredTarget);
     at::Tensor classes = targets.where(counted, 0).unsqueeze(1);  // [N, 1]
     at::Tensor here = counted;  // rows whose target is a class of this rank
     if (axis == nullptr) {

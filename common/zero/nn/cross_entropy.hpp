@@ -8,7 +8,10 @@
 
 namespace zero::nn {
 
-/// Sum of -log softmax(row)[target] over the rows whose target is not data::kIgnoredTarget, divided
+/// Target value that is left out of the loss (like `ignore_index` in PyTorch's cross-entropy).
+inline constexpr std::int64_t kIgnoredTarget = -100;
+
+/// Sum of -log softmax(row)[target] over the rows whose target is not kIgnoredTarget, divided
 /// by `terms`. It is the mean if `terms` is the number of such rows, and 0 if all are ignored.
 ///
 /// `logits` [N, classes], contiguous, any floating dtype; `targets` int64 [N]; `terms` >= 0 (0

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <tests/support/tensors.hpp>
-#include <zero/data/batch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/cross_entropy.hpp>
 
@@ -20,7 +19,7 @@ using testing::leaf_of;
 using testing::longs;
 using testing::random;
 
-constexpr std::int64_t kNone = data::kIgnoredTarget;
+constexpr std::int64_t kNone = kIgnoredTarget;
 
 // Logits must not be a leaf that is needed afterwards: this gives both.
 struct Case {

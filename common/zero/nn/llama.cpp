@@ -118,34 +118,34 @@ Llama::Llama(const LlamaConfig& config, const TensorParallel& tensor)
   }
 }
 
-at::Tensor Llama::loss(const data::Batch& batch) {
-  check_same_batch(batch);
-  check_inputs(batch);
-  check_targets(batch);
-  return run([&] { return loss_of(logits(batch), batch); });
+at::Tensor Llama::loss(const at::Tensor& inputs, const at::Tensor& targets, std::int64_t terms,
+                       const at::Tensor& lengths) {
+  check_same_batch({inputs, targets, lengths}, terms);
+  check_inputs(inputs, lengths);
+  check_targets(inputs, targets);
+  return run([&] { return loss_of(logits(inputs, lengths), targets, terms); });
 }
 
-at::Tensor Llama::loss_of(const at::Tensor& logits, const data::Batch& batch) const {
-  return consuming_cross_entropy(logits.view({-1, logits.size(-1)}), batch.targets.reshape(-1),
-                                 batch.loss_terms, config_.classes > 0 ? nullptr : tensor_.axis);
+at::Tensor Llama::loss_of(const at::Tensor& logits, const at::Tensor& targets,
+                          std::int64_t terms) const {
+  return consuming_cross_entropy(logits.view({-1, logits.size(-1)}), targets.reshape(-1), terms,
+                                 config_.classes > 0 ? nullptr : tensor_.axis);
 }
 
-void Llama::check_targets(const data::Batch& batch) const {
+void Llama::check_targets(const at::Tensor& inputs, const at::Tensor& targets) const {
   const bool classifier = config_.classes > 0;
-  const at::IntArrayRef expected =
-      classifier ? batch.inputs.sizes().slice(0, 1) : batch.inputs.sizes();
-  if (!batch.targets.defined() || batch.targets.scalar_type() != at::kLong ||
-      batch.targets.sizes() != expected) {
+  const at::IntArrayRef expected = classifier ? inputs.sizes().slice(0, 1) : inputs.sizes();
+  if (!targets.defined() || targets.scalar_type() != at::kLong || targets.sizes() != expected) {
     throw Error(
         fmt::format("the targets of this batch must be int64 [{}] ({})", fmt::join(expected, ", "),
                     classifier ? "one label for each sample" : "the next token of each position"));
   }
 }
 
-at::Tensor Llama::predict(const data::Batch& batch) {
-  check_same_batch(batch);
-  check_inputs(batch);
-  return run([&] { return whole_logits(logits(batch)); });
+at::Tensor Llama::predict(const at::Tensor& inputs, const at::Tensor& lengths) {
+  check_same_batch({inputs, lengths});
+  check_inputs(inputs, lengths);
+  return run([&] { return whole_logits(logits(inputs, lengths)); });
 }
 
 at::Tensor Llama::whole_logits(const at::Tensor& logits) const {
@@ -165,10 +165,11 @@ void Llama::checkpoint_activations(bool on, const CheckpointOptions& options) {
   for (const auto& layer : layers_) layer->checkpoint_activations(on, options);
 }
 
-void Llama::check_same_batch(const data::Batch& batch) const {
+void Llama::check_same_batch(const std::vector<at::Tensor>& batch, std::int64_t terms) const {
   if (tensor_.axis == nullptr) return;
   // First: a rank that refuses its batch leaves the others behind.
-  const auto mine = static_cast<double>(data::digest(batch) >> 11);  // as many bits as it holds
+  const std::uint64_t digest = dist::digest(batch, static_cast<std::uint64_t>(terms));
+  const auto mine = static_cast<double>(digest >> 11);  // as many bits as it holds
   const std::vector<double> all = dist::all_gather_scalars(*tensor_.axis, {mine});
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
@@ -180,8 +181,7 @@ void Llama::check_same_batch(const data::Batch& batch) const {
   }
 }
 
-void Llama::check_inputs(const data::Batch& batch) const {
-  const at::Tensor& ids = batch.inputs;
+void Llama::check_inputs(const at::Tensor& ids, const at::Tensor& lengths) const {
   if (!ids.defined() || ids.dim() != 2 || ids.scalar_type() != at::kLong) {
     throw Error("the inputs of a Llama batch must be int64 token ids of shape [samples, tokens]");
   }
@@ -194,9 +194,9 @@ void Llama::check_inputs(const data::Batch& batch) const {
           smallest.item<std::int64_t>(), largest.item<std::int64_t>(), config_.vocabulary));
     }
   }
-  if (batch.lengths.defined() && batch.lengths.sizes() != ids.sizes().slice(0, 1)) {
+  if (lengths.defined() && lengths.sizes() != ids.sizes().slice(0, 1)) {
     throw Error(fmt::format("the batch has {} samples but lengths of shape [{}]", ids.size(0),
-                            fmt::join(batch.lengths.sizes(), ", ")));
+                            fmt::join(lengths.sizes(), ", ")));
   }
 }
 
@@ -211,14 +211,13 @@ at::Tensor Llama::run_layers(at::Tensor x, const at::Tensor& ids, std::int64_t b
   return x;
 }
 
-at::Tensor Llama::before_head(at::Tensor x, const data::Batch& batch) {
+at::Tensor Llama::before_head(at::Tensor x, const at::Tensor& lengths) {
   if (config_.classes == 0) return tensor_.enter(norm_->forward(x));
   // The norm works row by row, so only the rows that the head reads need it.
   x = tensor_.whole(x);
   const std::int64_t samples = x.size(0);
-  const at::TensorOptions ids = batch.inputs.options();
-  const at::Tensor last =
-      batch.lengths.defined() ? batch.lengths - 1 : at::full({samples}, x.size(1) - 1, ids);
+  const at::TensorOptions ids = x.options().dtype(at::kLong);
+  const at::Tensor last = lengths.defined() ? lengths - 1 : at::full({samples}, x.size(1) - 1, ids);
   return norm_->forward(x.index({at::arange(samples, ids), last}));  // [B, hidden]
 }
 
@@ -226,9 +225,8 @@ at::Tensor Llama::head(const at::Tensor& x) {
   return head_ != nullptr ? head_->forward(x) : embedding_->as_head(x);
 }
 
-at::Tensor Llama::logits(const data::Batch& batch) {
-  const at::Tensor& ids = batch.inputs;
-  return head(before_head(run_layers(embed(ids), ids, 0, config_.layers), batch));
+at::Tensor Llama::logits(const at::Tensor& ids, const at::Tensor& lengths) {
+  return head(before_head(run_layers(embed(ids), ids, 0, config_.layers), lengths));
 }
 
 }  // namespace zero::nn

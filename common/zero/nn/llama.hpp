@@ -9,7 +9,7 @@
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/nn/llama_config.hpp>
-#include <zero/nn/model.hpp>
+#include <zero/nn/unit.hpp>
 
 /// The Llama architecture (Touvron et al. 2023) as in Hugging Face's transformers: the same
 /// parameter names, shapes, order and numerics, so that its weights can be loaded and its results
@@ -83,24 +83,26 @@ class LlamaLayer : public Unit {
 /// A Llama model with a head: a language model, or a sequence classifier if LlamaConfig::classes is
 /// set. Its parameters have no values until initialize_parameters(), a strategy, or a weights file
 /// sets them.
-class Llama : public Model {
+class Llama : public Unit {
  public:
   /// Throws zero::Error for a config that check() refuses, or check_tensor_parallel().
   /// `tensor`: splits the model over a tensor axis, whose ranks all make it, with the same config,
   /// and then pass the same batches.
   explicit Llama(const LlamaConfig& config, const TensorParallel& tensor = {});
 
-  /// Language model: cross-entropy of `targets` [B, S], the next token of every position.
-  /// Classifier: cross-entropy of the labels `targets` [B]. Mean over data::Batch::loss_terms.
+  /// `inputs`: token ids, int64 [B, S]. Language model: cross-entropy of `targets` [B, S], the next
+  /// token of every position or kIgnoredTarget. Classifier: cross-entropy of the labels `targets`
+  /// [B]. Mean over `terms`, the number of targets that count. `lengths`: int64 [B], tokens before
+  /// padding, for a classifier; undefined if nothing is padded.
   /// Throws zero::Error for a batch of another shape or an id outside the vocabulary, and, split
   /// over a tensor axis, on all its ranks if they have different batches (on the CPU; 8 bytes of
   /// Purpose::kControl), or if S cannot be cut evenly under sequence parallelism.
-  at::Tensor loss(const data::Batch& batch) override;
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, std::int64_t terms,
+                  const at::Tensor& lengths = {});
 
   /// Logits: language model [B, S, vocabulary]; classifier [B, classes], from the last token of
-  /// each sample that is not padding. Reads only `inputs` and, for a classifier, `lengths`. Whole
-  /// on all ranks of a tensor axis.
-  at::Tensor predict(const data::Batch& batch) override;
+  /// each sample that is not padding. Whole on all ranks of a tensor axis.
+  at::Tensor predict(const at::Tensor& inputs, const at::Tensor& lengths = {});
 
   /// Sets whether every decoder layer keeps only its input for backward and recomputes the rest
   /// (checkpoint.hpp), from the next forward on; off by default. Activations then take one tensor
@@ -121,23 +123,23 @@ class Llama : public Model {
   /// Through the decoder layers [begin, end). `ids` are those of embed().
   at::Tensor run_layers(at::Tensor x, const at::Tensor& ids, std::int64_t begin, std::int64_t end);
   /// What the head reads, normalised; of a classifier the last tokens alone.
-  at::Tensor before_head(at::Tensor x, const data::Batch& batch);
+  at::Tensor before_head(at::Tensor x, const at::Tensor& lengths = {});
   /// The logits of this tensor rank.
   at::Tensor head(const at::Tensor& x);
-  at::Tensor loss_of(const at::Tensor& logits, const data::Batch& batch) const;
+  at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets, std::int64_t terms) const;
   /// The logits of all tensor ranks.
   at::Tensor whole_logits(const at::Tensor& logits) const;
 
   /// What loss() checks before it begins.
-  void check_inputs(const data::Batch& batch) const;
-  void check_targets(const data::Batch& batch) const;
+  void check_inputs(const at::Tensor& inputs, const at::Tensor& lengths = {}) const;
+  void check_targets(const at::Tensor& inputs, const at::Tensor& targets) const;
 
   const LlamaConfig& config() const { return config_; }
   const TensorParallel& tensor_parallel() const { return tensor_; }
 
  private:
-  void check_same_batch(const data::Batch& batch) const;
-  at::Tensor logits(const data::Batch& batch);
+  void check_same_batch(const std::vector<at::Tensor>& batch, std::int64_t terms = 0) const;
+  at::Tensor logits(const at::Tensor& inputs, const at::Tensor& lengths);
 
   LlamaConfig config_;
   TensorParallel tensor_;

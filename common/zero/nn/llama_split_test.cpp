@@ -6,6 +6,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
+#include <tools/ladder/data/batch.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
@@ -64,8 +65,9 @@ void expect_same(Communicator& axis, const SplitCase& c) {
   initialize_parameters(split, values);
   split.checkpoint_activations(c.checkpoints);
   const data::Batch batch = split_text(c.config);
-  EXPECT_TRUE(within(split.predict(batch), whole.predict(batch)));
-  const at::Tensor expected = whole.loss(batch), loss = split.loss(batch);
+  EXPECT_TRUE(within(split.predict(batch.inputs, batch.lengths),
+                     whole.predict(batch.inputs, batch.lengths)));
+  const at::Tensor expected = data::loss_of(whole, batch), loss = data::loss_of(split, batch);
   EXPECT_TRUE(within(loss, expected));
   expected.backward();
   loss.backward();
@@ -114,7 +116,7 @@ TEST_P(SplitLlama, CheckpointsInPartsOrOnTheHostChangeNoBit) {
       model.checkpoint_activations(checkpoints, options);
       std::vector<at::Tensor> result;
       for (int pass = 0; pass < 2; ++pass) {
-        const at::Tensor loss = model.loss(split_text(split_config()));
+        const at::Tensor loss = data::loss_of(model, split_text(split_config()));
         result.push_back(loss.detach().clone());
         loss.backward();
       }
@@ -159,14 +161,14 @@ TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {
     initialize_parameters(model, values);
     data::Batch batch = split_text(split_config());
     if (axis.rank() == 1) batch.inputs = batch.inputs.roll(1);
-    expect_error([&] { model.loss(batch); },
+    expect_error([&] { data::loss_of(model, batch); },
                  {"ranks 0 and 1, which are on one tensor axis", "data axis"});
-    expect_error([&] { model.predict(batch); },
+    expect_error([&] { model.predict(batch.inputs, batch.lengths); },
                  {"ranks 0 and 1, which are on one tensor axis", "data axis"});
     batch = split_text(split_config());
     batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
     batch.targets = batch.targets.narrow(1, 0, 7).contiguous();
-    expect_error([&] { model.loss(batch); }, {"7 elements", "2 ranks", "tokens"});
+    expect_error([&] { data::loss_of(model, batch); }, {"7 elements", "2 ranks", "tokens"});
   });
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <tests/support/tensors.hpp>
+#include <tools/ladder/data/batch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/defer.hpp>
@@ -109,8 +110,8 @@ struct LlamaPair {
     return sum / static_cast<double>(batch.loss_terms);
   }
   void expect_same(const data::Batch& batch) {
-    EXPECT_TRUE(close_to(model.predict(batch), logits(batch)));
-    const at::Tensor ours = model.loss(batch), plain = loss(batch);
+    EXPECT_TRUE(close_to(model.predict(batch.inputs, batch.lengths), logits(batch)));
+    const at::Tensor ours = data::loss_of(model, batch), plain = loss(batch);
     EXPECT_TRUE(close_to(ours, plain));
     ours.backward();
     plain.backward();
@@ -160,10 +161,12 @@ TEST(Llama, ClassifierReadsTheLastTokenThatIsNotPadding) {
   data::Batch other = reviews();
   other.inputs[1].narrow(0, 2, 3).fill_(7);
   other.inputs[2].narrow(0, 1, 4).fill_(10);
-  EXPECT_TRUE(identical(pair.model.predict(other), pair.model.predict(reviews())));
+  EXPECT_TRUE(identical(pair.model.predict(other.inputs, other.lengths),
+                        pair.model.predict(reviews().inputs, reviews().lengths)));
   // The last token does.
   other.inputs[1][1] = 8;
-  EXPECT_FALSE(close_to(pair.model.predict(other), pair.model.predict(reviews()), 1e-4));
+  EXPECT_FALSE(close_to(pair.model.predict(other.inputs, other.lengths),
+                        pair.model.predict(reviews().inputs, reviews().lengths), 1e-4));
 }
 
 TEST(Llama, ClassifierWithoutLengthsReadsTheLastTokenOfAll) {
@@ -171,17 +174,18 @@ TEST(Llama, ClassifierWithoutLengthsReadsTheLastTokenOfAll) {
   data::Batch batch = reviews(), whole = reviews();
   batch.lengths = at::Tensor();
   whole.lengths = longs({5, 5, 5});
-  EXPECT_TRUE(identical(pair.model.predict(batch), pair.model.predict(whole)));
+  EXPECT_TRUE(identical(pair.model.predict(batch.inputs, batch.lengths),
+                        pair.model.predict(whole.inputs, whole.lengths)));
   pair.expect_same(batch);
 }
 
 TEST(Llama, NoTokenSeesTheFuture) {
   LlamaPair pair(small());
   data::Batch batch = text();
-  const at::Tensor before = pair.model.predict(batch).narrow(1, 0, 3).clone();
+  const at::Tensor before = pair.model.predict(batch.inputs, batch.lengths).narrow(1, 0, 3).clone();
   batch.inputs = batch.inputs.clone();
   batch.inputs.narrow(1, 3, 2).fill_(0);
-  EXPECT_TRUE(identical(pair.model.predict(batch).narrow(1, 0, 3), before));
+  EXPECT_TRUE(identical(pair.model.predict(batch.inputs, batch.lengths).narrow(1, 0, 3), before));
 }
 
 // A rank may have no sample in a step.
@@ -191,7 +195,7 @@ TEST(Llama, TakesABatchWithoutSamples) {
   batch.inputs = batch.inputs.narrow(0, 0, 0);
   batch.targets = batch.targets.narrow(0, 0, 0);
   batch.loss_terms = 0;
-  const at::Tensor loss = pair.model.loss(batch);
+  const at::Tensor loss = data::loss_of(pair.model, batch);
   EXPECT_EQ(loss.item<float>(), 0.0F);
   loss.backward();
 }
@@ -204,10 +208,10 @@ TEST(Llama, KeepsNothingBesideItsParameters) {
   const std::int64_t before = memory::snapshot().total;
   {
     const c10::NoGradGuard no_grad;
-    pair.model.predict(batch);
+    pair.model.predict(batch.inputs, batch.lengths);
   }
   EXPECT_EQ(memory::snapshot().total, before);
-  pair.model.loss(batch).backward();
+  data::loss_of(pair.model, batch).backward();
   EXPECT_EQ(memory::snapshot().total - before, list_parameters(pair.model).bytes());  // gradients
 }
 
@@ -216,7 +220,7 @@ TEST(Llama, SaysWhatABatchMustBe) {
   const auto message = [&](const std::function<void(data::Batch&)>& change) {
     data::Batch batch = text();
     change(batch);
-    return error_of([&] { pair.model.loss(batch); });
+    return error_of([&] { data::loss_of(pair.model, batch); });
   };
   EXPECT_EQ(message([](data::Batch&) {}), "");
   EXPECT_THAT(message([](auto& b) { b.inputs = at::Tensor(); }), HasSubstr("[samples, tokens]"));
@@ -229,7 +233,7 @@ TEST(Llama, SaysWhatABatchMustBe) {
   EXPECT_THAT(message([](auto& b) { b.targets = b.targets[0]; }), HasSubstr("int64 [2, 5]"));
   EXPECT_THAT(message([](auto& b) { b.targets = b.targets + 20; }), HasSubstr("a target is"));
   EXPECT_THAT(message([](auto& b) { b.lengths = longs({5}); }), HasSubstr("2 samples but lengths"));
-  expect_error([&] { classifier.model.loss(text()); }, {"one label"});
+  expect_error([&] { data::loss_of(classifier.model, text()); }, {"one label"});
   expect_error([] { Llama({.heads = 4, .kv_heads = 3}); }, {"shared evenly"});
 }
 

@@ -39,27 +39,26 @@ Mlp::Mlp(const MlpConfig& config) : config_(config) {
   output_ = register_module("output", dense(in, config.outputs, config.dtype));
 }
 
-at::Tensor Mlp::loss(const data::Batch& batch) {
-  check_inputs(batch);
-  const std::int64_t samples = batch.inputs.size(0);
-  const at::Tensor& targets = batch.targets;
+at::Tensor Mlp::loss(const at::Tensor& inputs, const at::Tensor& targets, std::int64_t terms) {
+  check_inputs(inputs);
+  const std::int64_t samples = inputs.size(0);
   if (!targets.defined() || targets.sizes() != at::IntArrayRef({samples, config_.outputs}) ||
       !takes(targets)) {
     throw Error(fmt::format("the targets of this batch must be {} [{}, {}]",
                             c10::toString(config_.dtype), samples, config_.outputs));
   }
   return run([&] {
-    const at::Tensor y = outputs(batch.inputs);
-    const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
+    const at::Tensor y = outputs(inputs);
+    const auto divisor = std::max<std::int64_t>(terms, 1) * config_.outputs;
     const at::ScalarType wide = at::toOpMathType(config_.dtype);
     return at::mse_loss(y.to(wide), targets.to(wide), at::Reduction::Sum) /
-           static_cast<double>(terms);
+           static_cast<double>(divisor);
   });
 }
 
-at::Tensor Mlp::predict(const data::Batch& batch) {
-  check_inputs(batch);
-  return run([&] { return outputs(batch.inputs); });
+at::Tensor Mlp::predict(const at::Tensor& inputs) {
+  check_inputs(inputs);
+  return run([&] { return outputs(inputs); });
 }
 
 bool Mlp::takes(const at::Tensor& data) const {
@@ -68,8 +67,7 @@ bool Mlp::takes(const at::Tensor& data) const {
          (dtype == at::kFloat && at::isReducedFloatingType(config_.dtype));
 }
 
-void Mlp::check_inputs(const data::Batch& batch) const {
-  const at::Tensor& x = batch.inputs;
+void Mlp::check_inputs(const at::Tensor& x) const {
   if (x.defined() && x.dim() == 2 && x.size(1) == config_.inputs && takes(x)) return;
   throw Error(fmt::format("the inputs of this MLP must be {} [samples, {}]",
                           c10::toString(config_.dtype), config_.inputs));

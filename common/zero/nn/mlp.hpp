@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <zero/nn/layers.hpp>
-#include <zero/nn/model.hpp>
+#include <zero/nn/unit.hpp>
 
 namespace zero::nn {
 
@@ -35,24 +35,24 @@ class MlpLayer : public Unit {
 /// A multi-layer perceptron, the smallest model with units, weights and biases. The root unit holds
 /// the output layer. Parameters are named layers.N.linear.weight, layers.N.linear.bias,
 /// output.weight and output.bias; their first values are uniform in [-1/sqrt(in), 1/sqrt(in)).
-class Mlp : public Model {
+class Mlp : public Unit {
  public:
   /// Throws zero::Error for a size below 1.
   explicit Mlp(const MlpConfig& config = {});
 
   /// `inputs` float [B, inputs], `targets` float [B, outputs]. The sum of the squared errors
-  /// divided by data::Batch::loss_terms (samples) and by the number of outputs. Throws zero::Error
-  /// for a batch of another shape.
-  at::Tensor loss(const data::Batch& batch) override;
+  /// divided by `terms`, the number of samples that count, and by the number of outputs. Throws
+  /// zero::Error for a batch of another shape.
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, std::int64_t terms);
 
   /// Outputs [B, outputs].
-  at::Tensor predict(const data::Batch& batch) override;
+  at::Tensor predict(const at::Tensor& inputs);
 
   const MlpConfig& config() const { return config_; }
 
  private:
   bool takes(const at::Tensor& data) const;
-  void check_inputs(const data::Batch& batch) const;
+  void check_inputs(const at::Tensor& x) const;
   at::Tensor outputs(const at::Tensor& x);
 
   MlpConfig config_;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <tests/support/tensors.hpp>
+#include <tools/ladder/data/batch.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -37,9 +38,9 @@ struct MlpPair {
   void expect_same(const data::Batch& batch) {
     const at::Tensor outputs = plain(batch.inputs);
     const at::Tensor expected = (outputs - batch.targets).square().mean();
-    const at::Tensor ours = model.loss(batch);
+    const at::Tensor ours = data::loss_of(model, batch);
     EXPECT_TRUE(close_to(ours, expected));
-    EXPECT_TRUE(close_to(model.predict(batch), outputs));
+    EXPECT_TRUE(close_to(model.predict(batch.inputs), outputs));
     ours.backward();
     expected.backward();
     for (const auto& item : model.named_parameters()) {
@@ -81,8 +82,9 @@ TEST(Mlp, LossesAndGradientsAreThePlainOnes) {
 
 TEST(Mlp, WeighsByTermsAndAnEmptyBatchIsZero) {
   MlpPair net;
-  EXPECT_TRUE(close_to(net.model.loss(regression(4, 8)) * 2, net.model.loss(regression(4, 4))));
-  const at::Tensor empty = net.model.loss(regression(0, 0));
+  EXPECT_TRUE(close_to(data::loss_of(net.model, regression(4, 8)) * 2,
+                       data::loss_of(net.model, regression(4, 4))));
+  const at::Tensor empty = data::loss_of(net.model, regression(0, 0));
   EXPECT_EQ(empty.item<double>(), 0.0);
   empty.backward();
   for (const at::Tensor& p : net.model.parameters()) {
@@ -94,15 +96,15 @@ TEST(Mlp, SaysWhatABatchMustBe) {
   MlpPair net;
   data::Batch batch = regression(4, 4);
   batch.inputs = random({4, 12}, 5);
-  expect_error([&] { net.model.loss(batch); }, {"Double [samples, 13]"});
+  expect_error([&] { data::loss_of(net.model, batch); }, {"Double [samples, 13]"});
   batch.inputs = at::zeros({4, 13}, at::kLong);
-  expect_error([&] { net.model.predict(batch); }, {"Double [samples, 13]"});
+  expect_error([&] { net.model.predict(batch.inputs); }, {"Double [samples, 13]"});
   batch = regression(4, 4);
   batch.targets = random({4, 2}, 6);
-  expect_error([&] { net.model.loss(batch); }, {"Double [4, 3]"});
+  expect_error([&] { data::loss_of(net.model, batch); }, {"Double [4, 3]"});
   batch.targets = at::Tensor();
-  expect_error([&] { net.model.loss(batch); }, {"Double [4, 3]"});
-  EXPECT_EQ(net.model.predict(batch).sizes(), at::IntArrayRef({4, 3}));
+  expect_error([&] { data::loss_of(net.model, batch); }, {"Double [4, 3]"});
+  EXPECT_EQ(net.model.predict(batch.inputs).sizes(), at::IntArrayRef({4, 3}));
   expect_error([] { Mlp({.inputs = 0}); }, {"at least 1"});
   expect_error([] { Mlp({.hidden = {4, 0}}); }, {"4 x 0"});
 }

@@ -16,8 +16,8 @@
 #include <zero/base/fnv.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/nn/plain_model.hpp>
 
 namespace zero::nn {
 namespace {
@@ -27,16 +27,12 @@ namespace impl = torch::autograd::impl;
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
  public:
-  Lister(Unit& root, const std::vector<std::string>& ignored)
-      : root_(root),
-        plain_(dynamic_cast<PlainModel*>(&root)),
-        unused_(ignored),
-        ignored_(ignored) {}
+  // `units`: null if only a Unit is one.
+  Lister(const ModelUnits* units, const std::vector<std::string>& ignored)
+      : units_(units), unused_(ignored), ignored_(ignored) {}
 
-  ParameterList list() {
-    std::size_t around = kNone;
-    if (plain_ != nullptr) around = add_unit(root_, "", around);
-    visit(plain_ != nullptr ? plain_->module() : root_, "", around);
+  ParameterList list(torch::nn::Module& root) {
+    visit(root, "", kNone);
     std::erase_if(result_.parameters, [this](const Parameter& p) {
       return !kept_.contains(p.tensor.unsafeGetTensorImpl());
     });
@@ -53,9 +49,8 @@ class Lister {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
-    auto* unit = dynamic_cast<Unit*>(&module);
-    if (unit == nullptr && plain_ != nullptr) unit = plain_->unit_of(module);
-    if (unit != nullptr) around = add_unit(*unit, path, around);
+    Unit* const unit = units_ != nullptr ? units_->unit_of(module) : dynamic_cast<Unit*>(&module);
+    if (unit != nullptr || around == kNone) around = add_unit(unit, path, around);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (!ignores(path_to(path, item.key()))) kept_.insert(item.value().unsafeGetTensorImpl());
       add(module, item.key(), item.value(), path, around);
@@ -71,9 +66,9 @@ class Lister {
     return std::ranges::any_of(ignored_, fits);
   }
 
-  std::size_t add_unit(Unit& unit, const std::string& path, std::size_t around) {
+  std::size_t add_unit(Unit* unit, const std::string& path, std::size_t around) {
     parents_.push_back(around);
-    result_.units.push_back({&unit, path, {}, around == kNone ? 0 : around});
+    result_.units.push_back({unit, path, {}, around == kNone ? 0 : around});
     return result_.units.size() - 1;
   }
 
@@ -97,8 +92,7 @@ class Lister {
     return a;
   }
 
-  Unit& root_;
-  PlainModel* plain_;                // null: the model calls the hooks of its units itself
+  const ModelUnits* units_;
   std::vector<std::string> unused_;  // of the next, those that no parameter has had so far
   const std::vector<std::string>& ignored_;
   std::set<const void*> kept_;  // a tied parameter is ignored if all its names are
@@ -107,7 +101,7 @@ class Lister {
   std::map<const void*, std::size_t> index_;
 };
 
-void check(const ParameterList& list) {
+ParameterList checked(ParameterList list) {
   bool trainable = false;
   std::map<const void*, std::string> storages;
   for (const Parameter& p : list.parameters) {
@@ -139,6 +133,7 @@ void check(const ParameterList& list) {
         "the model has no trainable parameter ({} parameters, none requires a gradient)",
         list.size()));
   }
+  return list;
 }
 
 class Callback final : public torch::autograd::PostAccumulateGradHook {
@@ -224,10 +219,12 @@ bool match_name(const std::string& path, const std::string& pattern) {
   return std::regex_match(path, std::regex(text));
 }
 
-ParameterList list_parameters(Unit& root, const std::vector<std::string>& ignored) {
-  ParameterList list = Lister(root, ignored).list();
-  check(list);
-  return list;
+ParameterList list_parameters(torch::nn::Module& root, const std::vector<std::string>& ignored) {
+  return checked(Lister(nullptr, ignored).list(root));
+}
+
+ParameterList list_parameters(const ModelUnits& units, const std::vector<std::string>& ignored) {
+  return checked(Lister(&units, ignored).list(units.module()));
 }
 
 void verify_not_held(torch::nn::Module& root) {
@@ -253,11 +250,10 @@ void set_holder(torch::nn::Module& root, const std::string& holder,
   });
 }
 
-void set_hooks(Unit& root, UnitHooks* hooks) {
+void set_hooks(torch::nn::Module& root, UnitHooks* hooks) {
   root.apply([&](torch::nn::Module& module) {
     if (auto* unit = dynamic_cast<Unit*>(&module)) unit->set_hooks(hooks);
   });
-  if (auto* plain = dynamic_cast<PlainModel*>(&root)) plain->set_unit_hooks(hooks);
 }
 
 void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {
@@ -300,7 +296,7 @@ void fill_part(ParameterSource& source, const Parameter& parameter, at::Tensor& 
   memory::raw(out).copy_(parameter.placement.part_of(values));
 }
 
-void initialize_parameters(Unit& root, ParameterSource& source) {
+void initialize_parameters(torch::nn::Module& root, ParameterSource& source) {
   ParameterList list = list_parameters(root);
   for (Parameter& p : list.parameters) {
     const memory::Charge charge(memory::Category::kParameters);

@@ -12,6 +12,8 @@
 
 namespace zero::nn {
 
+class ModelUnits;
+
 /// One parameter of a model; a tied parameter counts once.
 struct Parameter {
   /// Dotted path, as in named_parameters(): "model.layers.0.mlp.up_proj.weight".
@@ -65,12 +67,17 @@ struct ParameterList {
 /// The dotted path of what is registered as `name` in the module with path `path`.
 std::string path_to(const std::string& path, const std::string& name);
 
-/// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model
-/// without a trainable parameter, for a parameter that is not contiguous, for two different
+/// Lists the parameters of `root`, which always counts as a unit, and of the units inside that are
+/// modules of class Unit; UnitInfo::unit is null for a root that is none. Throws zero::Error for a
+/// model without a trainable parameter, for a parameter that is not contiguous, for two different
 /// parameters that share memory, and for a model that is split over two tensor axes.
 /// Without those whose path is one of `ignored`, which match_name() compares; throws zero::Error
 /// for one that no parameter has. A tied parameter is left out if all its paths are ignored.
-ParameterList list_parameters(Unit& root, const std::vector<std::string>& ignored = {});
+ParameterList list_parameters(torch::nn::Module& root,
+                              const std::vector<std::string>& ignored = {});
+/// The same with the units that a ModelUnits has.
+ParameterList list_parameters(const ModelUnits& units,
+                              const std::vector<std::string>& ignored = {});
 
 /// Whether a dotted path is `pattern`, in which `*` stands for any part of a path between dots.
 bool match_name(const std::string& path, const std::string& pattern);
@@ -92,8 +99,8 @@ void verify_not_held(torch::nn::Module& root);
 void set_holder(torch::nn::Module& root, const std::string& holder,
                 const std::function<void()>& before_read = {});
 
-/// Sets the hooks of `root` and of every unit inside it.
-void set_hooks(Unit& root, UnitHooks* hooks);
+/// Sets the hooks of every Unit among `root` and the modules inside it.
+void set_hooks(torch::nn::Module& root, UnitHooks* hooks);
 
 /// The source of first values. Implementations: SeededValues (below), safetensors files.
 class ParameterSource {
@@ -125,7 +132,7 @@ class SeededValues final : public ParameterSource {
 
 /// Allocates storage (charged to kParameters) and sets values for every parameter of `root`: the
 /// whole model on this rank, for one process, tests and inference.
-void initialize_parameters(Unit& root, ParameterSource& source);
+void initialize_parameters(torch::nn::Module& root, ParameterSource& source);
 
 /// Calls `callback` each time a backward pass has completed the gradient of `parameter`: after its
 /// last use, once per backward, on the thread that called backward(). The gradient may be undefined

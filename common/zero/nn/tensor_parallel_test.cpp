@@ -7,7 +7,6 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/tensors.hpp>
-#include <zero/data/batch.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/layers.hpp>
@@ -198,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SplitCrossEntropy, ::testing::Values(1, 2, 3, 4)
 
 TEST_P(SplitCrossEntropy, IsThatOfAllClasses) {
   on_ranks(GetParam(), [](Communicator& axis) {
-    const at::Tensor targets = testing::longs({0, 11, data::kIgnoredTarget, 5, 6});
+    const at::Tensor targets = testing::longs({0, 11, kIgnoredTarget, 5, 6});
     const at::Tensor logits = testing::random({5, 12}, 1) * 4;
     const at::Tensor whole = leaf(logits), own = leaf(TensorPlacement{&axis, 1}.part_of(logits));
     // The function overwrites its logits, so these are not leaves.

@@ -49,7 +49,7 @@ struct Averages {
   dist::Communicator& ranks;
   const Toy toy;
   const nn::ParameterList list = nn::list_parameters(*toy.model);
-  const StageOfModel stage{*toy.model, list};
+  const StageOfModel stage{list, nullptr};
   const dist::Mesh mesh{ranks};
   Placements placements;
   std::unique_ptr<optim::Optimizer> optimizer = optim::sgd()(toy.model->parameters());

@@ -31,7 +31,7 @@ void FirstValues::send(std::size_t index, int owner) {
 }
 
 void FirstValues::broadcast_buffers() {
-  train::broadcast_buffers(model_.module(), communicator_, Purpose::kSetup);
+  train::broadcast_buffers(module_, communicator_, Purpose::kSetup);
   held_.note_storages();
 }
 

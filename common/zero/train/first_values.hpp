@@ -5,7 +5,6 @@
 #include <cstddef>
 
 #include <zero/distributed/communicator.hpp>
-#include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::train {
@@ -18,10 +17,10 @@ class HeldModel;
 class FirstValues {
  public:
   /// All but `source` (StrategyArguments::values) must outlive this object. `list`: the parameters
-  /// of `model`. `communicator`: the ranks that hold them.
-  FirstValues(nn::Model& model, const nn::ParameterList& list, dist::Communicator& communicator,
-              HeldModel& held, nn::ParameterSource* source)
-      : model_(model), list_(list), communicator_(communicator), held_(held), source_(source) {}
+  /// of `module`. `communicator`: the ranks that hold them.
+  FirstValues(torch::nn::Module& module, const nn::ParameterList& list,
+              dist::Communicator& communicator, HeldModel& held, nn::ParameterSource* source)
+      : module_(module), list_(list), communicator_(communicator), held_(held), source_(source) {}
 
   /// Sends every parameter and buffer to all ranks. For stages that hold the whole model.
   void broadcast_all();
@@ -38,7 +37,7 @@ class FirstValues {
  private:
   void fill(std::size_t index);
 
-  nn::Model& model_;
+  torch::nn::Module& module_;
   const nn::ParameterList& list_;
   dist::Communicator& communicator_;
   HeldModel& held_;

@@ -13,18 +13,17 @@ namespace zero::train {
 namespace {
 
 // Throws zero::Error if the mesh does not have the axes that the model is split over.
-void verify_axes(const dist::Mesh& mesh, const nn::ParameterList& list, const nn::Model& model) {
+void verify_axes(const dist::Mesh& mesh, const nn::ParameterList& list, bool is_stage) {
   if (list.tensor_axis() != nullptr && list.tensor_axis() != &mesh.tensor()) {
     throw Error(
         "the model is split over a tensor axis that the mesh does not have: pass the mesh that has "
         "the axis \"tensor\" of the model's nn::TensorParallel");
   }
-  if ((model.whole_model() != nullptr) != (mesh.pipeline().size() > 1)) {
+  if (is_stage != (mesh.pipeline().size() > 1)) {
     throw Error(fmt::format(
         "{}, on a mesh of {}: a stage of a pipeline needs an axis \"pipeline\" that leads to the "
         "others, and a whole model must not have one",
-        model.whole_model() != nullptr ? "the model is a stage" : "the model is whole",
-        mesh.text()));
+        is_stage ? "the model is a stage" : "the model is whole", mesh.text()));
   }
   if (mesh.data().size() * mesh.tensor().size() * mesh.pipeline().size() != mesh.world().size()) {
     throw Error(fmt::format("a mesh of {}: its axes must be \"data\", \"tensor\" and \"pipeline\"",
@@ -73,11 +72,11 @@ void verify_values(const nn::ParameterList& list) {
 }
 
 // Throws zero::Error if parameters cannot be left to the program.
-void verify_ignored(const nn::ParameterList& list, nn::Model& model) {
-  if (model.whole_model() != nullptr) {
+void verify_ignored(const nn::ParameterList& list, const StrategyArguments& arguments) {
+  if (arguments.whole != nullptr) {
     throw Error("parameters of a stage of a pipeline cannot be ignored");
   }
-  for (const auto& item : model.module().named_parameters()) {
+  for (const auto& item : arguments.module.named_parameters()) {
     const auto is_it = [&](const nn::Parameter& p) { return p.tensor.is_same(item.value()); };
     if (memory::has_storage(item.value()) || std::ranges::any_of(list.parameters, is_it)) continue;
     throw Error(fmt::format(
@@ -92,18 +91,20 @@ std::vector<const HeldModel*> held;  // all that live; guarded by it
 
 }  // namespace
 
-nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments) {
+nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
+                                             std::optional<nn::ModelUnits>& units) {
   std::string wrong;
   try {
-    nn::verify_not_held(arguments.model);
-    nn::ParameterList list = nn::list_parameters(arguments.model, arguments.ignored);
-    verify_trainable(list, arguments.model.module());
-    verify_axes(arguments.mesh, list, arguments.model);
-    if (!arguments.ignored.empty()) verify_ignored(list, arguments.model);
+    nn::verify_not_held(arguments.module);
+    units.emplace(arguments.module, arguments.units);
+    nn::ParameterList list = nn::list_parameters(*units, arguments.ignored);
+    verify_trainable(list, arguments.module);
+    verify_axes(arguments.mesh, list, arguments.whole != nullptr);
+    if (!arguments.ignored.empty()) verify_ignored(list, arguments);
     if (arguments.values == nullptr && arguments.mesh.data().rank() == 0) verify_values(list);
     return list;
-  } catch (const Error& error) {
-    wrong = error.what();
+  } catch (const std::exception& error) {  // the rule may throw any
+    wrong = message_of(error);
   }
   // A rank whose model is right sends another text in the constructor's comparison, so that all
   // ranks throw.
@@ -113,7 +114,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments)
 
 HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
                      const std::function<void()>& before_read)
-    : model_(arguments.model),
+    : module_(arguments.module),
       list_(list),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       ranks_(arguments.mesh.world().root()),
@@ -122,7 +123,7 @@ HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList
     origins_.emplace_back(p.tensor);
     had_storage_.push_back(memory::has_storage(p.tensor));
   }
-  nn::set_holder(model_, mode_, before_read);
+  nn::set_holder(module_, mode_, before_read);
   const std::lock_guard lock(held_mutex);
   held.push_back(this);
 }
@@ -134,7 +135,7 @@ HeldModel::~HeldModel() {
   }
   if (released_) return;
   const bool whole = is_whole();
-  nn::set_holder(model_, whole ? "" : mode_ + ", which was destroyed without release()");
+  nn::set_holder(module_, whole ? "" : mode_ + ", which was destroyed without release()");
   for (const nn::Parameter& p : list_.parameters) {
     // The program may have put anything there by set_data().
     if (whole || !memory::is_released(p.tensor) || !p.tensor.is_contiguous()) continue;
@@ -202,7 +203,7 @@ void HeldModel::release(const std::vector<at::Tensor>& values) {
                                         "{} had the model: read the parameter itself",
                                         mode_));
   }
-  nn::set_holder(model_, "");
+  nn::set_holder(module_, "");
   released_ = true;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,14 @@ inline constexpr const char* kModelOrStrategy = "the model or the strategy";
 /// strategy accepts the model in that time, and errors name this one.
 class HeldModel {
  public:
-  /// The parameters of a model that no strategy holds. Called by all ranks. Throws zero::Error on
-  /// all of them if on any rank a strategy holds the model, nn::list_parameters() refuses it, a
+  /// Makes the units of a model that no strategy holds, and returns its parameters. Called by all
+  /// ranks. Throws zero::Error on all of them if on any rank a strategy holds the model, the rule
+  /// for units throws, nn::list_parameters() refuses it, a
   /// trainable parameter is of another type than float32, float64, bfloat16 and float16, a buffer
   /// uses the memory of a parameter, or an ignored parameter has no values or is of a stage of a
   /// pipeline.
-  static nn::ParameterList free_parameters(const StrategyArguments& arguments);
+  static nn::ParameterList free_parameters(const StrategyArguments& arguments,
+                                           std::optional<nn::ModelUnits>& units);
 
   /// `list` must outlive this object. `before_read` is called before save(), load() and clone() of
   /// a module read parameters, and before another model's forward, which may.
@@ -60,7 +63,7 @@ class HeldModel {
   };
   bool is_whole() const;
 
-  nn::Model& model_;
+  torch::nn::Module& module_;
   const nn::ParameterList& list_;
   std::string mode_;
   const dist::Communicator& ranks_;

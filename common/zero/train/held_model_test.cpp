@@ -11,19 +11,24 @@ namespace {
 using testing::expect_error;
 using testing::Toy;
 
+nn::ParameterList free_parameters(const StrategyArguments& arguments) {
+  std::optional<nn::ModelUnits> units;
+  return HeldModel::free_parameters(arguments, units);
+}
+
 // Runs `body` with a model and the arguments of a strategy for it.
 void on_one_rank(Toy toy,
                  const std::function<void(const Toy& toy, const StrategyArguments&)>& body) {
   testing::on_ranks(1, [&](dist::Communicator& communicator) {
-    body(toy, {.model = *toy.model, .mesh = communicator, .optimizer = {}, .mode = "zero9"});
+    body(toy, {.module = *toy.model, .mesh = communicator, .optimizer = {}, .mode = "zero9"});
   });
 }
 
 TEST(HeldModel, IsRefusedToOthersUntilItIsReleased) {
   on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
-    const nn::ParameterList list = HeldModel::free_parameters(arguments);
+    const nn::ParameterList list = free_parameters(arguments);
     HeldModel held(arguments, list, [] {});
-    expect_error([&] { HeldModel::free_parameters(arguments); }, {"held by zero9", "release()"});
+    expect_error([&] { free_parameters(arguments); }, {"held by zero9", "release()"});
     held.verify_not_released();
     std::vector<at::Tensor> values;
     for (const nn::Parameter& p : list.parameters) {
@@ -31,13 +36,13 @@ TEST(HeldModel, IsRefusedToOthersUntilItIsReleased) {
     }
     held.release(values);
     expect_error([&] { held.verify_not_released(); }, {"zero9 has released"});
-    EXPECT_EQ(HeldModel::free_parameters(arguments).parameters[0].tensor.max().item<float>(), 7.0F);
+    EXPECT_EQ(free_parameters(arguments).parameters[0].tensor.max().item<float>(), 7.0F);
   });
 }
 
 TEST(HeldModel, NamesAParameterWithOtherMemory) {
   on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
-    const nn::ParameterList list = HeldModel::free_parameters(arguments);
+    const nn::ParameterList list = free_parameters(arguments);
     HeldModel held(arguments, list, [] {});
     held.note_storages();
     held.verify_storages();
@@ -54,20 +59,19 @@ TEST(HeldModel, IsFreeAgainUnlessSomethingOfItIsGone) {
     {
       const HeldModel held(arguments, list, [] {});
     }
-    expect_error([&] { HeldModel::free_parameters(arguments); },
-                 {"no values", list.parameters[0].name});
+    expect_error([&] { free_parameters(arguments); }, {"no values", list.parameters[0].name});
     nn::SeededValues values(1);
     StrategyArguments with_values = arguments;
     with_values.values = &values;
-    EXPECT_EQ(HeldModel::free_parameters(with_values).size(), list.size());
+    EXPECT_EQ(free_parameters(with_values).size(), list.size());
   });
   on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
-    const nn::ParameterList list = HeldModel::free_parameters(arguments);
+    const nn::ParameterList list = free_parameters(arguments);
     {
       const HeldModel held(arguments, list, [] {});
       memory::release_storage(list.parameters[0].tensor);
     }
-    expect_error([&] { HeldModel::free_parameters(arguments); }, {"zero9", "without release()"});
+    expect_error([&] { free_parameters(arguments); }, {"zero9", "without release()"});
     EXPECT_THAT(testing::thrown_by([&] { list.parameters[0].tensor.sum(); }),
                 ::testing::HasSubstr(list.parameters[0].name));
   });

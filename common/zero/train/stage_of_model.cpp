@@ -7,9 +7,8 @@
 
 namespace zero::train {
 
-StageOfModel::StageOfModel(const nn::Model& model, const nn::ParameterList& list)
-    : whole_(model.whole_model() != nullptr ? model.whole_model()->list : list),
-      copy_(list.size()) {
+StageOfModel::StageOfModel(const nn::ParameterList& list, const nn::WholeModel* whole)
+    : whole_(whole != nullptr ? whole->list : list), copy_(list.size()) {
   const auto begin = whole_.parameters.begin(), end = whole_.parameters.end();
   auto found = begin;  // both are in the same order
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -20,7 +19,7 @@ StageOfModel::StageOfModel(const nn::Model& model, const nn::ParameterList& list
           "parameter '{}' of this stage is not in the whole model, or in another order", p.name));
     }
     places_.push_back(static_cast<std::size_t>(found - begin));
-    if (model.whole_model() != nullptr && p.tensor.is_same(model.whole_model()->copy)) copy_ = i;
+    if (whole != nullptr && p.tensor.is_same(whole->copy)) copy_ = i;
   }
 }
 

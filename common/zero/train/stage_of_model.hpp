@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <vector>
 
-#include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::train {
@@ -12,8 +11,9 @@ namespace zero::train {
 /// is a stage of a pipeline, the one that it is cut from.
 class StageOfModel {
  public:
-  /// `list` is that of `model`; both must outlive this object.
-  StageOfModel(const nn::Model& model, const nn::ParameterList& list);
+  /// `list` is that of the strategy's model, `whole` null if it is no stage. Both must outlive this
+  /// object.
+  StageOfModel(const nn::ParameterList& list, const nn::WholeModel* whole);
 
   /// The parameters of the whole model, in its order.
   const nn::ParameterList& whole() const { return whole_; }

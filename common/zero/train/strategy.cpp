@@ -39,7 +39,7 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
           fmt::format("cut along dimension {}, {} parts\n", p.placement.dim, p.placement.parts());
     }
   }
-  for (const auto& buffer : arguments.model.module().named_buffers()) {
+  for (const auto& buffer : arguments.module.named_buffers()) {
     text +=
         fmt::format("buffer '{}' [{}] {}\n", buffer.key(), fmt::join(buffer.value().sizes(), ", "),
                     c10::toString(buffer.value().scalar_type()));
@@ -50,20 +50,20 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
 }  // namespace
 
 Strategy::Strategy(const StrategyArguments& arguments)
-    : model_(arguments.model),
-      mesh_(arguments.mesh),
+    : mesh_(arguments.mesh),
       communicator_(mesh_.data()),
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
-      list_(HeldModel::free_parameters(arguments)),
-      stage_of_model_(model_, list_),
+      module_(arguments.module),
+      list_(HeldModel::free_parameters(arguments, units_)),
+      stage_of_model_(list_, arguments.whole),
       placements_(whole(list_)),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       shown_(list_),
       averaged_(list_, stage_of_model_, mesh_, placements_, optimizer_, arguments.reduce_type,
                 reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
-      first_values_(model_, list_, communicator_, held_, arguments.values),
-      passes_(model_, list_, mesh_.world(),
+      first_values_(module_, list_, communicator_, held_, arguments.values),
+      passes_(*units_, list_, mesh_.world(),
               {.gather = [this](std::size_t u, Gather why) { gather(u, why); },
                .drop = [this](std::size_t u) { drop(u); }},
               {.ready = [this](std::size_t i) { gradient_ready(i); },
@@ -98,10 +98,6 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
 }
 
 Strategy::~Strategy() = default;
-
-at::Tensor Strategy::forward(const data::Batch& batch) {
-  return forward([&] { return model_.loss(batch); }, batch.loss_terms);
-}
 
 at::Tensor Strategy::forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) {
   held_.verify_not_released();

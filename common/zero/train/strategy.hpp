@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include <zero/data/batch.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/distributed/statement.hpp>
 #include <zero/train/averaged_gradients.hpp>
@@ -26,7 +26,7 @@ namespace zero::train {
 /// One way to train a model on several ranks, and the one interface between a chapter and
 /// everything else. A step is
 ///
-///     loss = forward(batch)      for each micro-batch
+///     loss = forward(pass)       for each micro-batch
 ///     backward(loss)             with set_requires_gradient_sync() before it
 ///     finish_backward()
 ///     optimizer_step()
@@ -51,12 +51,10 @@ class Strategy {
 
   // A step, in the order of its calls.
 
-  /// The loss of the local micro-batch, from Model::loss().
-  at::Tensor forward(const data::Batch& batch);
   /// What `pass` computes with the model, a loss of `loss_terms` terms; without a graph
   /// (at::NoGradGuard) predictions, or any tensor. @throws zero::Error on all ranks, at stages that
   /// gather units, if ranks ran other units or in another order: what was computed is lost then.
-  virtual at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms);
+  virtual at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms = 0);
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
   /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
   /// since. If the weights have changed since one of these, the graph of the loss belongs to old
@@ -131,7 +129,7 @@ class Strategy {
   virtual Costs costs() const = 0;
 
   const nn::ParameterList& list() const { return list_; }
-  nn::Model& model() { return model_; }
+  torch::nn::Module& module() { return module_; }
   /// All ranks that train, by axis.
   const dist::Mesh& mesh() const { return mesh_; }
   /// Those with batches of their own, mesh().data().
@@ -206,7 +204,6 @@ class Strategy {
   /// Which units are in use, and how often they ran.
   const BackwardSchedule& schedule() const { return passes_.schedule(); }
 
-  nn::Model& model_;
   const dist::Mesh mesh_;
   dist::Communicator& communicator_;
   const dist::Reduction average_;
@@ -218,6 +215,8 @@ class Strategy {
   static Placements whole(const nn::ParameterList& list);
   void note_possible_write(std::size_t index) const;
 
+  torch::nn::Module& module_;
+  std::optional<nn::ModelUnits> units_;  // made with the list
   nn::ParameterList list_;
   const StageOfModel stage_of_model_;
   Placements placements_;

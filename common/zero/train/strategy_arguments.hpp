@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/nn/model.hpp>
+#include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/ownership.hpp>
@@ -20,7 +20,8 @@ enum class Accumulation : std::uint8_t {
 
 /// Everything a strategy is made from.
 struct StrategyArguments {
-  nn::Model& model;
+  /// Must outlive the strategy.
+  torch::nn::Module& module;
   /// The ranks that train. A communicator will do: all its ranks are data ranks then. If the model
   /// is split over a tensor axis or is a stage of a pipeline, the mesh that has those axes.
   dist::Mesh mesh;
@@ -35,6 +36,10 @@ struct StrategyArguments {
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
   /// Parameters that the strategy leaves to the program; see nn::list_parameters().
   std::vector<std::string> ignored = {};
+  /// Chooses the units of a module that is no nn::Unit itself.
+  nn::UnitRule units = nn::default_units();
+  /// The model that the module is a stage of; null if it is whole. Must outlive the strategy.
+  const nn::WholeModel* whole = nullptr;
   std::string mode = {};  ///< the strategy's name, for messages
 
   /// The same with mesh.with_shards().

@@ -11,7 +11,7 @@ namespace zero::train {
 ///
 /// What is written into them stays: at the end each rank keeps its shard of the written values. All
 /// ranks must write the same values, as they do if each does the same to the whole parameter; the
-/// next step of Engine and Trainer compares what was written, in place or through data(), and
+/// next step (train::Step) compares what was written, in place or through data(), and
 /// throws zero::Error on all ranks if it differs. Moments stay as they are; a float32 master weight
 /// becomes the written value. What is written outside of such a scope is refused there, if the
 /// version counter of the parameter shows it.

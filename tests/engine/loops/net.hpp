@@ -17,10 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include <tests/support/batch_model.hpp>
 #include <tests/support/hooked_optimizer.hpp>
-#include <zero/data/batch.hpp>
 #include <zero/nn/checkpoint.hpp>
-#include <zero/nn/model.hpp>
 
 /// The model of the loops, of LibTorch's own layers.
 namespace zero::testing::loops {
@@ -57,7 +56,7 @@ struct NetOptions {
 };
 
 /// Blocks between a first and a last layer, which belong to the root.
-struct Net : nn::Model {
+struct Net : BatchModel {
   explicit Net(const NetOptions& options = {}) {
     torch::manual_seed(options.seed);
     first = register_module("first", torch::nn::Linear(options.inputs, kWidth));
@@ -72,10 +71,9 @@ struct Net : nn::Model {
     return x;
   }
   at::Tensor outputs(const at::Tensor& inputs) { return last->forward(features(inputs)); }
-  at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return outputs(batch.inputs); });
+  at::Tensor predict(const at::Tensor& inputs) {
+    return run([&] { return outputs(inputs); });
   }
-  at::Tensor predict(const at::Tensor& inputs) { return predict(data::Batch{.inputs = inputs}); }
   at::Tensor loss(const data::Batch& batch) override {
     return run([&] {
       return objective ? objective(batch) : at::mse_loss(outputs(batch.inputs), batch.targets);

@@ -19,7 +19,7 @@ namespace {
 
 class PlainTrained final : public Trained {
  public:
-  PlainTrained(nn::Model& model, const optim::OptimizerFactory& optimizer,
+  PlainTrained(BatchModel& model, const optim::OptimizerFactory& optimizer,
                const EngineConfig& config, int ranks)
       : model_(model),
         config_(config),
@@ -119,7 +119,7 @@ class PlainTrained final : public Trained {
     }
   }
 
-  nn::Model& model_;
+  BatchModel& model_;
   EngineConfig config_;
   std::vector<at::Tensor> parameters_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -134,7 +134,7 @@ class PlainPlayer final : public Player {
   explicit PlainPlayer(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {
     std::iota(ranks_.begin(), ranks_.end(), 0);
   }
-  Trained& train(const std::shared_ptr<nn::Model>& model, const optim::OptimizerFactory& optimizer,
+  Trained& train(const std::shared_ptr<BatchModel>& model, const optim::OptimizerFactory& optimizer,
                  const EngineConfig& config) override {
     models_.push_back(model);
     trained_.push_back(
@@ -150,7 +150,7 @@ class PlainPlayer final : public Player {
 
  private:
   std::vector<int> ranks_;
-  std::vector<std::shared_ptr<nn::Model>> models_;
+  std::vector<std::shared_ptr<BatchModel>> models_;
   std::vector<std::unique_ptr<PlainTrained>> trained_;
 };
 
@@ -158,11 +158,11 @@ class PlainPlayer final : public Player {
 
 class EngineTrained final : public Trained {
  public:
-  EngineTrained(nn::Model& model, dist::Communicator& communicator,
+  EngineTrained(BatchModel& model, dist::Communicator& communicator,
                 const optim::OptimizerFactory& optimizer, const EngineConfig& config)
       : rank_(communicator.rank()), engine_(model, communicator, optimizer, config) {}
 
-  at::Tensor forward(const data::Batch& batch) override { return engine_.forward(batch); }
+  at::Tensor forward(const data::Batch& batch) override { return forward_batch(engine_, batch); }
   void backward(const OfRank& loss, const std::function<std::int64_t(int)>&) override {
     engine_.backward(loss(rank_));
   }
@@ -195,7 +195,7 @@ class EnginePlayer final : public Player {
  public:
   EnginePlayer(dist::Communicator& communicator, const EngineConfig& options)
       : communicator_(communicator), options_(options) {}
-  Trained& train(const std::shared_ptr<nn::Model>& model, const optim::OptimizerFactory& optimizer,
+  Trained& train(const std::shared_ptr<BatchModel>& model, const optim::OptimizerFactory& optimizer,
                  const EngineConfig& config) override {
     EngineConfig ours = options_;
     ours.accumulation_steps = config.accumulation_steps;
@@ -222,7 +222,7 @@ class EnginePlayer final : public Player {
  private:
   dist::Communicator& communicator_;
   EngineConfig options_;
-  std::vector<std::shared_ptr<nn::Model>> models_;
+  std::vector<std::shared_ptr<BatchModel>> models_;
   std::vector<std::unique_ptr<EngineTrained>> trained_;
 };
 

@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <zero/data/batch.hpp>
+#include <tests/support/batch_model.hpp>
 #include <zero/engine.hpp>
-#include <zero/nn/model.hpp>
 #include <zero/optim/optimizer.hpp>
 
 /// Training loops that are written once and played twice: by an engine on every rank, and in one
@@ -24,7 +23,7 @@ class Trained {
   using OfRank = std::function<at::Tensor(int rank)>;
 
   virtual ~Trained() = default;
-  /// The loss of rank `rank`'s batch, from Model::loss().
+  /// The loss of rank `rank`'s batch, from BatchModel::loss().
   virtual at::Tensor forward(const data::Batch& batch) = 0;
   /// Backward of a micro-batch. `terms`: of that rank's batch, for the plain program; 1: all alike.
   virtual void backward(
@@ -51,7 +50,7 @@ class Player {
  public:
   virtual ~Player() = default;
   /// `model` lives until the player's end.
-  virtual Trained& train(const std::shared_ptr<nn::Model>& model,
+  virtual Trained& train(const std::shared_ptr<BatchModel>& model,
                          const optim::OptimizerFactory& optimizer,
                          const EngineConfig& config = {}) = 0;
   /// Numbers of the ranks whose part this process plays.

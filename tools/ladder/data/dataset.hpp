@@ -4,8 +4,7 @@
 #include <span>
 #include <string>
 
-#include <zero/data/batch.hpp>
-
+#include "batch.hpp"
 #include "token_stream.hpp"
 
 namespace zero::data {

@@ -19,7 +19,7 @@ namespace zero::train {
 using memory::Category;
 using memory::Charge;
 
-AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
+AutogradPasses::AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list,
                                dist::Communicator& world, BackwardSchedule::Actions units,
                                Gradients gradients)
     : model_(model),
@@ -29,7 +29,7 @@ AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
       schedule_(list, std::move(units)) {
   for (std::size_t u = 0; u < list_.units.size(); ++u) index_.try_emplace(list_.units[u].unit, u);
   for (std::size_t i = 0; i < list_.size(); ++i) set_hook(i);
-  nn::set_hooks(model_, this);
+  model_.set_hooks(this);
 }
 
 void AutogradPasses::set_hook(std::size_t index) {
@@ -38,7 +38,7 @@ void AutogradPasses::set_hook(std::size_t index) {
 
 void AutogradPasses::remove_hooks() {
   if (!std::exchange(has_hooks_, false)) return;  // another strategy may have its own there
-  nn::set_hooks(model_, nullptr);
+  model_.set_hooks(nullptr);
   for (std::size_t i = 0; i < list_.size(); ++i) {
     nn::on_gradient_ready(parameter(i), {});
     nn::set_gradient_provider(parameter(i), {});
@@ -64,8 +64,8 @@ at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
   end_other_pass();
   if (std::exchange(last_threw_, false)) schedule_.drop_all();
   schedule_.begin_forward(trains);
-  model_.watch_units(schedule_.units() != Units::kWhole);
-  at::Tensor loss = run([&] { return model_.run_forward(pass); });
+  model_.watch(schedule_.units() != Units::kWhole);
+  at::Tensor loss = run([&] { return model_.forward(pass); });
   schedule_.end_forward();
   if (!trains) schedule_.drop_all();  // no backward will use what was gathered
   forwards_.add(loss, loss_terms);
@@ -82,7 +82,7 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
       const ScopedValue within(in_backward_, true);
       schedule_.begin_backward(reduces);
       // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
-      model_.run_backward([&] { loss.backward(); });
+      model_.backward([&] { loss.backward(); });
     });
   }
   has_gradients_ = true;
@@ -222,7 +222,7 @@ void AutogradPasses::begin_unit_of(std::size_t index) {
   const nn::Parameter& p = list_.parameters[index];
   const std::size_t u = p.unit;
   if (schedule_.units() == Units::kWhole || schedule_.has_begun(u) || schedule_.is_held(u)) return;
-  if (model_.is_plain()) return pre_backward(*list_.units[u].unit);
+  if (model_.is_watched()) return pre_backward(*list_.units[u].unit);
   throw Error(fmt::format(
       "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
       "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "

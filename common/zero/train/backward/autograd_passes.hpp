@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <zero/distributed/communicator.hpp>
-#include <zero/nn/model.hpp>
+#include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/backward/backward_schedule.hpp>
 #include <zero/train/backward/forward_records.hpp>
@@ -53,7 +53,7 @@ class AutogradPasses : private nn::UnitHooks {
 
   /// Registers the hooks. `model`, `list`, its parameters, and `world`, all ranks that gather, must
   /// outlive this object.
-  AutogradPasses(nn::Model& model, const nn::ParameterList& list, dist::Communicator& world,
+  AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list, dist::Communicator& world,
                  BackwardSchedule::Actions units, Gradients gradients);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
@@ -104,7 +104,7 @@ class AutogradPasses : private nn::UnitHooks {
 
   const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }
 
-  nn::Model& model_;
+  nn::ModelUnits& model_;
   const nn::ParameterList& list_;
   dist::Communicator& world_;
   std::unordered_map<const nn::Unit*, std::size_t> index_;  // in list_.units

@@ -28,7 +28,7 @@ class ForwardRecords {
   /// A number that is another one after each change; the same on all ranks.
   std::int64_t version() const { return version_; }
 
-  /// Number of loss terms (data::Batch) of the forward that `loss` was computed from; the mean if
+  /// Number of loss terms of the forward that `loss` was computed from; the mean if
   /// there were several, nothing if there was none.
   std::optional<double> loss_terms(const at::Tensor& loss) const;
 

@@ -38,7 +38,7 @@ struct StepOptions {
   OnNonfiniteGradient on_nonfinite_gradient = OnNonfiniteGradient::kError;
 };
 
-/// The one optimizer step that Trainer and Engine are made of: weighs losses, checks, clips,
+/// The one optimizer step of Engine, of a pipeline and of the ladder: weighs losses, checks, clips,
 /// updates, skips and gives up, and counts. All ranks call the same functions in the same order.
 class Step {
  public:

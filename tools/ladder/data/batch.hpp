@@ -4,10 +4,11 @@
 
 #include <cstdint>
 
+#include <zero/nn/cross_entropy.hpp>
+
 namespace zero::data {
 
-/// Target value that is left out of the loss (like `ignore_index` in PyTorch's cross-entropy).
-inline constexpr std::int64_t kIgnoredTarget = -100;
+using nn::kIgnoredTarget;
 
 /// One micro-batch of one rank. B is the number of samples, S the padded length in tokens.
 struct Batch {
@@ -23,8 +24,20 @@ struct Batch {
   std::int64_t loss_terms = 0;
 };
 
-/// A number that differs between batches: FNV-1a of their elements and sizes, those of a GPU left
-/// out, because the host would wait for them. `before`: that of the batches before this one.
+/// A number that differs between batches; see dist::digest(). `before`: that of the batches before
+/// this one.
 std::uint64_t digest(const Batch& batch, std::uint64_t before = 14695981039346656037ULL);
+
+/// The loss of a batch by a model that takes it, or its tensors, as nn::Llama and nn::Mlp do.
+template <typename Model>
+at::Tensor loss_of(Model& model, const Batch& b) {
+  if constexpr (requires { model.loss(b); }) {
+    return model.loss(b);
+  } else if constexpr (requires { model.loss(b.inputs, b.targets, b.loss_terms, b.lengths); }) {
+    return model.loss(b.inputs, b.targets, b.loss_terms, b.lengths);
+  } else {
+    return model.loss(b.inputs, b.targets, b.loss_terms);
+  }
+}
 
 }  // namespace zero::data

@@ -11,9 +11,8 @@
 #include <tests/support/whole_weights.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/train/loop/loss_scale.hpp>
-#include <zero/train/loop/trainer.hpp>
 
-namespace zero::train {
+namespace zero::tools {
 namespace {
 
 using ::testing::ElementsAre;
@@ -23,10 +22,10 @@ using testing::on_ranks;
 using testing::Toy;
 
 // Plain training on one rank that writes down what the trainer asked of it.
-class Diary final : public Strategy {
+class Diary final : public train::Strategy {
  public:
   using Strategy::Strategy;
-  explicit Diary(const StrategyArguments& arguments) : Strategy(arguments) {
+  explicit Diary(const train::StrategyArguments& arguments) : Strategy(arguments) {
     first_values().broadcast_all();
   }
   at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override {
@@ -56,16 +55,16 @@ class Diary final : public Strategy {
     lines.push_back("zero_grad");
     Strategy::zero_grad();
   }
-  Costs costs() const override { return {}; }
+  train::Costs costs() const override { return {}; }
 
   std::vector<std::string> lines;
 };
 
 struct Bench {
-  explicit Bench(dist::Communicator& communicator, StepOptions options = {})
+  explicit Bench(dist::Communicator& communicator, train::StepOptions options = {})
       : diary({*toy.model, communicator, optim::sgd({.learning_rate = 0.1, .momentum = 0}),
                &toy.values, ""}),
-        trainer(diary, options) {}
+        trainer(diary, losses_of(*toy.model), options) {}
 
   Toy toy;
   Diary diary;
@@ -213,4 +212,4 @@ TEST(LossScale, RefusesWhatIsNoScale) {
 }
 
 }  // namespace
-}  // namespace zero::train
+}  // namespace zero::tools

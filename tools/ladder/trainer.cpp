@@ -1,3 +1,5 @@
+#include "trainer.hpp"
+
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -8,9 +10,8 @@
 #include <zero/base/error.hpp>
 #include <zero/base/kept_error.hpp>
 #include <zero/memory/timeline.hpp>
-#include <zero/train/loop/trainer.hpp>
 
-namespace zero::train {
+namespace zero::tools {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -45,8 +46,8 @@ class Stopwatch {
 
 }  // namespace
 
-Trainer::Trainer(Strategy& strategy, const StepOptions& options)
-    : strategy_(strategy), step_(strategy, options, "Trainer::Trainer") {}
+Trainer::Trainer(train::Strategy& strategy, Loss loss, const train::StepOptions& options)
+    : strategy_(strategy), loss_(std::move(loss)), step_(strategy, options, "Trainer::Trainer") {}
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   dist::Communicator& world = strategy_.mesh().world();
@@ -109,12 +110,12 @@ std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches
 
 at::Tensor Trainer::forward(const data::Batch& batch) {
   RECORD_USER_SCOPE("forward");
-  return strategy_.forward(batch);
+  return strategy_.forward([&] { return loss_(batch); }, batch.loss_terms);
 }
 
-Step::Losses Trainer::of_step(std::vector<double> losses, const std::vector<data::Batch>& batches,
-                              double all_terms) {
-  Step::Losses all{.values = std::move(losses), .terms = {}, .all_terms = all_terms};
+train::Step::Losses Trainer::of_step(std::vector<double> losses,
+                                     const std::vector<data::Batch>& batches, double all_terms) {
+  train::Step::Losses all{.values = std::move(losses), .terms = {}, .all_terms = all_terms};
   for (const data::Batch& batch : batches) {
     all.terms.push_back(static_cast<double>(batch.loss_terms));
   }
@@ -164,4 +165,4 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
                   steps()));
 }
 
-}  // namespace zero::train
+}  // namespace zero::tools

@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include <zero/data/batch.hpp>
+#include <tools/ladder/data/batch.hpp>
 #include <zero/train/loop/step.hpp>
 
-namespace zero::train {
+namespace zero::tools {
 
 /// Where the seconds of a step went, on this rank. Communication is time spent waiting for
 /// collectives in any phase; the other phases exclude it.
@@ -32,12 +32,22 @@ struct StepResult {
   PhaseSeconds seconds;
 };
 
-/// The training loop of every chapter. All ranks call the same functions in the same order.
+/// How a batch becomes a loss: the mean over its data::Batch::loss_terms, 0 if there are none.
+using Loss = std::function<at::Tensor(const data::Batch& batch)>;
+
+/// That of a model, which must outlive it; see data::loss_of().
+template <typename Model>
+Loss losses_of(Model& model) {
+  return [&model](const data::Batch& batch) { return data::loss_of(model, batch); };
+}
+
+/// The training loop of the ladder, of tests and of demonstrations. All ranks call the same
+/// functions in the same order.
 class Trainer {
  public:
   /// Called by all ranks. Throws zero::Error on all of them if their options differ, or if the loss
   /// is to be scaled and the optimizer cannot undo it.
-  explicit Trainer(Strategy& strategy, const StepOptions& options = {});
+  Trainer(train::Strategy& strategy, Loss loss, const train::StepOptions& options = {});
   virtual ~Trainer() = default;
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -52,7 +62,7 @@ class Trainer {
   ///
   /// With a loss scale, all ranks skip the step if a gradient is infinite or NaN on any rank:
   /// parameters, optimizer states and step counts stay, and the scale is halved. If it is 1
-  /// already, or there is none, StepOptions::on_nonfinite_gradient says whether the step is
+  /// already, or there is none, train::StepOptions::on_nonfinite_gradient says whether the step is
   /// skipped or an error.
   StepResult step(const std::vector<data::Batch>& micro_batches);
 
@@ -64,13 +74,13 @@ class Trainer {
   /// otherwise).
   double evaluate(const std::vector<data::Batch>& batches);
 
-  /// Steps so far, skipped ones too; they begin at StepOptions::first_step.
+  /// Steps so far, skipped ones too; they begin at train::StepOptions::first_step.
   std::int64_t steps() const { return step_.number(); }
   /// Those of them that updated nothing because a gradient was not finite.
   std::int64_t skipped_steps() const { return step_.skipped(); }
 
   /// The loss scale, if there is one, for a checkpoint to save and restore.
-  std::optional<LossScale>& loss_scale() { return step_.loss_scale(); }
+  std::optional<train::LossScale>& loss_scale() { return step_.loss_scale(); }
 
  protected:
   /// Adds the time since the last call to a phase of the step.
@@ -87,17 +97,17 @@ class Trainer {
   /// Throws zero::Error if a batch does not fit the model, where the model would not.
   virtual void check_batch(const data::Batch& batch) const {}
 
-  Strategy& strategy() { return strategy_; }
-  Step& step_of_all() { return step_; }
+  train::Step& step_of_all() { return step_; }
 
  private:
   at::Tensor forward(const data::Batch& batch);
   double count_terms(const std::vector<data::Batch>& batches);
-  static Step::Losses of_step(std::vector<double> losses, const std::vector<data::Batch>& batches,
-                              double all_terms);
+  static train::Step::Losses of_step(std::vector<double> losses,
+                                     const std::vector<data::Batch>& batches, double all_terms);
 
-  Strategy& strategy_;
-  Step step_;
+  train::Strategy& strategy_;
+  Loss loss_;
+  train::Step step_;
 };
 
-}  // namespace zero::train
+}  // namespace zero::tools

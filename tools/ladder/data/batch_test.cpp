@@ -1,11 +1,11 @@
+#include "batch.hpp"
+
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <utility>
 #include <vector>
-
-#include <zero/data/batch.hpp>
 
 namespace zero::data {
 namespace {

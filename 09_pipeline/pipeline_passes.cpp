@@ -1,4 +1,4 @@
-#include "pipeline_trainer.hpp"
+#include "pipeline_passes.hpp"
 
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
@@ -21,20 +21,21 @@ using dist::Purpose;
 using Kind = PipelineAction::Kind;
 
 // The passes of one step through this stage.
-class PipelineTrainer::Run {
+class PipelinePasses::Run {
  public:
-  Run(PipelineTrainer& trainer, const std::vector<data::Batch>& batches)
-      : stage_(trainer.stage_),
-        strategy_(trainer.strategy()),
-        step_(trainer.step_of_all()),
-        pipeline_(trainer.pipeline_),
+  // `step`: null if there is no backward.
+  Run(PipelinePasses& passes, train::Step* step, const std::vector<MicroBatch>& batches)
+      : stage_(passes.stage_),
+        strategy_(passes.strategy_),
+        step_(step),
+        pipeline_(passes.pipeline_),
         batches_(batches),
         passes_(batches.size()),
         graphs_(batches.size()),
         losses_(batches.size(), at::zeros({})) {}
 
   void forward(const PipelineAction& action) {
-    const data::Batch& batch = batches_[at(action)];
+    const MicroBatch& batch = batches_[at(action)];
     auto& pass = passes_[at(action)];
     pass = c10::make_intrusive<StagePass>();
     wait_for(sends_, 1);
@@ -43,7 +44,7 @@ class PipelineTrainer::Run {
       pass->input.set_requires_grad(c10::GradMode::is_enabled());
     }
     stage_.set_pass(pass);
-    at::Tensor loss = strategy_.forward(batch);
+    at::Tensor loss = forward_of(batch);
     if (stage_.is_last()) losses_[at(action)] = loss.detach();
     if (action.send_to != PipelineAction::kNone) {
       sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action.send_to));
@@ -66,9 +67,9 @@ class PipelineTrainer::Run {
     // The other stages receive gradients that are weighted already.
     if (stage_.is_last()) {
       const auto terms = static_cast<double>(batches_[at(action)].loss_terms);
-      loss = step_.weighted(loss, terms, all_terms);
+      loss = step_->weighted(loss, terms, all_terms);
     }
-    step_.backward(std::move(loss), is_last && !keeps_head());
+    step_->backward(std::move(loss), is_last && !keeps_head());
     const bool embeds = stage_.is_first() && stage_.is_tied();
     const int to = embeds ? stage_.stages() - 1 : action.send_to;
     at::Tensor gradient;
@@ -112,11 +113,15 @@ class PipelineTrainer::Run {
       pass->output_gradient = receive(batches_[tied_], 0);
       pass->adds_tied_gradient = true;
       stage_.set_pass(pass);
-      step_.backward(strategy_.forward(batches_[tied_]), is_last && tied_ == at(done));
+      step_->backward(forward_of(batches_[tied_]), is_last && tied_ == at(done));
     }
   }
 
-  at::Tensor receive(const data::Batch& batch, int from) const {
+  at::Tensor forward_of(const MicroBatch& batch) {
+    return strategy_.forward([&] { return stage_.loss(batch); }, batch.loss_terms);
+  }
+
+  at::Tensor receive(const MicroBatch& batch, int from) const {
     const memory::Charge charge(memory::Category::kActivations);
     at::Tensor tensor = stage_.empty_activations(batch);
     pipeline_.recv(tensor, from, Purpose::kActivation).wait();
@@ -135,9 +140,9 @@ class PipelineTrainer::Run {
 
   LlamaStage& stage_;
   train::Strategy& strategy_;
-  train::Step& step_;
+  train::Step* step_;
   dist::Communicator& pipeline_;
-  const std::vector<data::Batch>& batches_;
+  const std::vector<MicroBatch>& batches_;
   std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
   std::vector<at::Tensor> graphs_;                     // what their forward returned
   std::vector<at::Tensor> losses_;                     // of one element
@@ -146,13 +151,13 @@ class PipelineTrainer::Run {
   std::size_t tied_ = 0;  // the next micro-batch of add_tied_gradients()
 };
 
-PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
-                                 PipelineSchedule schedule, const train::StepOptions& options)
-    : Trainer(strategy, options),
-      stage_(stage),
+PipelinePasses::PipelinePasses(LlamaStage& stage, train::Strategy& strategy,
+                               PipelineSchedule schedule)
+    : stage_(stage),
+      strategy_(strategy),
       pipeline_(strategy.mesh().pipeline()),
       schedule_(schedule) {
-  const dist::CallScope call(strategy.mesh().world(), "PipelineTrainer::PipelineTrainer");
+  const dist::CallScope call(strategy.mesh().world(), "PipelinePasses::PipelinePasses");
   dist::verify_same(strategy.mesh().world(), "the pipeline",
                     fmt::format("{} stages, schedule {}\n{}{}\nmodel {}", stage_.stages(),
                                 name(schedule_), strategy.mesh().text(),
@@ -161,9 +166,9 @@ PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
   verify_strategy();
 }
 
-void PipelineTrainer::verify_strategy() {
-  if (strategy().mesh().any(pipeline_.size() != stage_.stages() ||
-                            pipeline_.rank() != stage_.stage() || &strategy().model() != &stage_)) {
+void PipelinePasses::verify_strategy() {
+  if (strategy_.mesh().any(pipeline_.size() != stage_.stages() ||
+                           pipeline_.rank() != stage_.stage() || &strategy_.module() != &stage_)) {
     throw Error(
         fmt::format("this rank has stage {} of {} and is rank {} of {} on the pipeline axis: on "
                     "every rank, the "
@@ -175,7 +180,7 @@ void PipelineTrainer::verify_strategy() {
   if (!stage_.is_tied()) return;
   const at::Tensor& weight = stage_.shared_weight();
   const bool is_whole = !weight.defined() || memory::has_storage(weight);
-  if (strategy().mesh().any(!is_whole || strategy().reduces_each())) {
+  if (strategy_.mesh().any(!is_whole || strategy_.reduces_each())) {
     throw Error(
         "the first and the last stage share the embedding: the strategy must keep parameters whole "
         "(stages 0 to 2) and add up micro-batches before it reduces them; else take a model with a "
@@ -183,32 +188,33 @@ void PipelineTrainer::verify_strategy() {
   }
 }
 
-std::vector<double> PipelineTrainer::run_micro_batches(
-    const std::vector<data::Batch>& micro_batches, double all_terms, const EndOfPhase& end_of) {
+std::vector<double> PipelinePasses::run(train::Step& step,
+                                        const std::vector<MicroBatch>& micro_batches,
+                                        double all_terms, const std::function<void(Kind)>& ended) {
   const auto count = static_cast<int>(micro_batches.size());
   const StageActions actions = stage_actions(schedule_, stage_.stage(), stage_.stages(), count);
-  Run run(*this, micro_batches);
+  Run run(*this, &step, micro_batches);
   for (const PipelineAction& action : actions) {
     const bool is_last = &action == &actions.back();
     if (action.kind == Kind::kForward) {
       RECORD_USER_SCOPE("forward");
       run.forward(action);
-      end_of(&train::PhaseSeconds::forward);
+      ended(action.kind);
       continue;
     }
     RECORD_USER_SCOPE("backward");
     run.backward(action, all_terms, is_last);
-    end_of(&train::PhaseSeconds::backward);
+    ended(action.kind);
   }
-  return strategy().averaged_gradients().read(run.finish());
+  return strategy_.averaged_gradients().read(run.finish());
 }
 
-void PipelineTrainer::sync_parameters() {
-  Trainer::sync_parameters();
+void PipelinePasses::sync_parameters() {
+  strategy_.sync_parameters();
   const at::Tensor& weight = stage_.shared_weight();
   if (!weight.defined()) return;
   // The weight is in the root unit; `whole` waits for the strategy's own transfers.
-  const train::UnshardedParameters whole(strategy(), 0);
+  const train::UnshardedParameters whole(strategy_, 0);
   const at::Tensor bytes = memory::raw(weight);
   if (stage_.is_last()) {
     pipeline_.send(bytes, 0, Purpose::kParameter).wait();
@@ -217,20 +223,19 @@ void PipelineTrainer::sync_parameters() {
   }
 }
 
-std::vector<double> PipelineTrainer::run_forward(const std::vector<data::Batch>& batches) {
-  Run run(*this, batches);
+std::vector<double> PipelinePasses::run_forward(const std::vector<MicroBatch>& batches) {
+  Run run(*this, nullptr, batches);
   for (const PipelineAction& action :
        stage_actions(PipelineSchedule::kGPipe, stage_.stage(), stage_.stages(),
                      static_cast<int>(batches.size()))) {
     if (action.kind == Kind::kForward) run.forward(action);
   }
-  return strategy().averaged_gradients().read(run.finish(), /*with_norms=*/false);
+  return strategy_.averaged_gradients().read(run.finish(), /*with_norms=*/false);
 }
 
-std::int64_t pipeline_bytes(const LlamaStage& stage,
-                            const std::vector<data::Batch>& micro_batches) {
+std::int64_t pipeline_bytes(const LlamaStage& stage, const std::vector<MicroBatch>& micro_batches) {
   std::int64_t activations = 0;  // A, of all micro-batches
-  for (const data::Batch& batch : micro_batches) activations += stage.activation_bytes(batch);
+  for (const MicroBatch& batch : micro_batches) activations += stage.activation_bytes(batch);
   const bool sends_back = !stage.is_first() || stage.is_tied();
   const bool sends_weight = stage.is_tied() && stage.is_last();
   return (stage.is_last() ? 0 : activations) + (sends_back ? activations : 0) +

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/nn/plain_model.hpp>
 
 namespace zero::nn {
 namespace {
@@ -79,12 +79,11 @@ UnitRule units_if(std::function<bool(const std::string&, const Module&)> is_unit
   };
 }
 
-PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) {
-  verify_not_held(module);
-  // Not owned: the program has it.
-  register_module("module", std::shared_ptr<Module>(std::shared_ptr<void>(), &module));
+ModelUnits::ModelUnits(Module& module, const UnitRule& rule) : module_(module) {
+  if (dynamic_cast<const Unit*>(&module) != nullptr) return;
+  root_ = std::make_shared<Root>();
   const auto inside = module.named_modules("", /*include_self=*/false);
-  for (const std::string& path : units(module)) {
+  for (const std::string& path : rule(module)) {
     const auto* const found = inside.find(path);
     if (found == nullptr)
       throw Error(fmt::format("no module is named '{}': it cannot be a unit", path));
@@ -104,25 +103,26 @@ PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) 
   watch_.emplace(std::move(watched));
 }
 
-at::Tensor PlainModel::loss(const data::Batch&) {
-  throw Error("a plain module has no loss of its own: give forward() a function");
-}
-
-at::Tensor PlainModel::run_forward(const std::function<at::Tensor()>& pass) {
-  return run([&] { return watches_ ? watch_->forward(pass) : pass(); });
-}
-
-void PlainModel::run_backward(const std::function<void()>& backward) {
-  watches_ ? watch_->backward(backward) : backward();
-}
-
-Unit* PlainModel::unit_of(const Module& module) const {
+Unit* ModelUnits::unit_of(Module& module) const {
+  if (auto* const unit = dynamic_cast<Unit*>(&module)) return unit;
+  if (&module == &module_) return root_.get();
   const auto found = units_.find(&module);
   return found == units_.end() ? nullptr : found->second.get();
 }
 
-void PlainModel::set_unit_hooks(UnitHooks* hooks) {
+void ModelUnits::set_hooks(UnitHooks* hooks) {
+  nn::set_hooks(module_, hooks);
+  if (root_) root_->set_hooks(hooks);
   for (const auto& [_, unit] : units_) unit->set_hooks(hooks);
+}
+
+at::Tensor ModelUnits::forward(const std::function<at::Tensor()>& pass) {
+  if (!watch_) return pass();
+  return root_->run([&] { return watches_ ? watch_->forward(pass) : pass(); });
+}
+
+void ModelUnits::backward(const std::function<void()>& pass) {
+  watch_&& watches_ ? watch_->backward(pass) : pass();
 }
 
 }  // namespace zero::nn

@@ -1,4 +1,4 @@
-// Which modules of a plain model are units.
+// Which modules of a model are units.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include <tests/support/error_of.hpp>
+#include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/nn/plain_model.hpp>
 
 namespace zero::nn {
 namespace {
@@ -39,7 +39,7 @@ struct Net : torch::nn::Module {
   at::Tensor scale;
 };
 
-TEST(PlainModel, FindsElementsOfListsAndLargeChildren) {
+TEST(ModelUnits, FindsElementsOfListsAndLargeChildren) {
   const Net net;
   EXPECT_THAT(default_units(/*bytes=*/10'000)(net),
               ElementsAre("encoder.layers.0", "encoder.layers.1", "body.0", "body.1", "large"));
@@ -48,7 +48,7 @@ TEST(PlainModel, FindsElementsOfListsAndLargeChildren) {
                           "body.1", "large", "small"));
 }
 
-TEST(PlainModel, TakesUnitsByNameAndByRule) {
+TEST(ModelUnits, TakesUnitsByNameAndByRule) {
   const Net net;
   EXPECT_THAT(units_named({"encoder.layers.*", "large"})(net),
               UnorderedElementsAre("encoder.layers.0", "encoder.layers.1", "large"));
@@ -61,9 +61,9 @@ TEST(PlainModel, TakesUnitsByNameAndByRule) {
               UnorderedElementsAre("encoder.project", "encoder.layers.0", "encoder.layers.1"));
 }
 
-TEST(PlainModel, KeepsTheNamesOfTheModule) {
+TEST(ModelUnits, KeepsTheNamesOfTheModule) {
   Net net;
-  PlainModel model(net, units_named({"body.1", "large"}));
+  const ModelUnits model(net, units_named({"body.1", "large"}));
   const ParameterList list = list_parameters(model);
   std::vector<std::string> names, units, plain;
   for (const Parameter& p : list.parameters) names.push_back(p.name);
@@ -75,22 +75,16 @@ TEST(PlainModel, KeepsTheNamesOfTheModule) {
   EXPECT_EQ(list.parameters[0].unit, 0U);
 }
 
-TEST(PlainModel, ATiedParameterBelongsToTheRoot) {
+TEST(ModelUnits, ATiedParameterBelongsToTheRoot) {
   Net net;
   net.small->weight =
       net.small->register_parameter("weight2", net.named_parameters()["body.0.weight"]);
-  PlainModel model(net, units_named({"body.0", "small"}));
+  const ModelUnits model(net, units_named({"body.0", "small"}));
   const ParameterList list = list_parameters(model);
   for (const Parameter& p : list.parameters) {
     if (p.name == "body.0.weight") EXPECT_EQ(p.unit, 0U);
     if (p.name == "body.0.bias") EXPECT_EQ(list.units[p.unit].name, "body.0");
   }
-}
-
-TEST(PlainModel, WithoutAFunctionHasNoLoss) {
-  Net net;
-  PlainModel model(net);
-  testing::expect_error([&] { model.loss({}); }, {"forward()"});
 }
 
 TEST(MatchName, OnlyAStarStandsForOtherCharacters) {
