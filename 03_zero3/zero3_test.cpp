@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/random_model.hpp>
 #include <tests/support/ranks.hpp>
@@ -16,6 +15,7 @@ namespace zero {
 namespace {
 
 using memory::Category;
+using testing::losses_of;
 using testing::on_ranks;
 using testing::owned_bytes;
 using testing::Toy;

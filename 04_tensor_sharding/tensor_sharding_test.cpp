@@ -1,6 +1,5 @@
 #include <fmt/ranges.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
 #include <zero/distributed/agreement.hpp>
@@ -13,6 +12,7 @@ namespace zero {
 namespace {
 
 using memory::Category;
+using testing::forward_batch;
 using testing::largest_unit;
 using testing::on_ranks;
 using testing::Toy;

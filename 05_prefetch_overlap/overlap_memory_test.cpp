@@ -2,7 +2,6 @@
 
 #include <fstream>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/overlap_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/storage.hpp>
@@ -12,6 +11,7 @@ namespace zero {
 namespace {
 
 using memory::Category;
+using testing::forward_batch;
 using testing::largest_bucket;
 using testing::Medium;
 using testing::on_ranks;

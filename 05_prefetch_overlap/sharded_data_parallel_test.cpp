@@ -4,7 +4,6 @@
 #include <set>
 #include <thread>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/overlap_run.hpp>
@@ -18,6 +17,7 @@ namespace {
 
 using memory::Category;
 using testing::expect_equal;
+using testing::forward_batch;
 using testing::Hooked;
 using testing::Medium;
 using testing::on_ranks;

@@ -10,7 +10,6 @@
 #include <random>
 #include <thread>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
@@ -24,6 +23,7 @@ namespace {
 using dist::Purpose;
 using memory::Category;
 using ::testing::HasSubstr;
+using testing::forward_batch;
 using testing::on_ranks;
 using testing::Toy;
 

@@ -10,7 +10,6 @@
 
 #include <limits>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/zero_plus_plus_run.hpp>
@@ -22,6 +21,7 @@ namespace {
 using dist::Purpose;
 using memory::Category;
 using ::testing::HasSubstr;
+using testing::forward_batch;
 using testing::inside_hosts;
 using testing::on_hosts;
 using testing::packed_bytes;

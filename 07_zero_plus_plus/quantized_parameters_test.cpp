@@ -5,7 +5,6 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -16,6 +15,7 @@ namespace {
 
 using dist::Purpose;
 using memory::Category;
+using testing::forward_batch;
 using testing::inside_hosts;
 using testing::on_hosts;
 using testing::packed_bytes;

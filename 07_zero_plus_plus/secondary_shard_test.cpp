@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -16,6 +15,7 @@ namespace {
 using dist::Purpose;
 using memory::Category;
 using ::testing::HasSubstr;
+using testing::forward_batch;
 using testing::inside_hosts;
 using testing::on_hosts;
 using testing::on_ranks;

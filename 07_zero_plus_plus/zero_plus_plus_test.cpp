@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/groups.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>

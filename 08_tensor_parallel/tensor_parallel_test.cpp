@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>

@@ -10,7 +10,6 @@
 #include <limits>
 #include <numeric>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/pipeline_run.hpp>

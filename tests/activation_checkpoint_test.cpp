@@ -3,7 +3,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/edge_case_model.hpp>
 #include <tests/support/modes.hpp>

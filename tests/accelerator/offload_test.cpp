@@ -9,7 +9,6 @@
 #include <10_offload/offloaded.hpp>
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>

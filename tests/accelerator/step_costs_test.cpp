@@ -12,7 +12,6 @@
 #include <string>
 
 #include <tests/support/accelerator/emulated_test.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/split_run.hpp>

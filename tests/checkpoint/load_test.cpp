@@ -2,7 +2,6 @@
 // whole, gradients. And files that no rank takes anything from.
 #include <ATen/ops/full.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 

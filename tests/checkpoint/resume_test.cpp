@@ -2,7 +2,6 @@
 // under another strategy with exactly what was there.
 #include <fmt/format.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/optimizers.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/two_bytes.hpp>

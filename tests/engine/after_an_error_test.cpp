@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>

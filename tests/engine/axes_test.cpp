@@ -3,7 +3,6 @@
 #include <ATen/ops/randn_like.h>
 #include <gmock/gmock.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/pipeline_run.hpp>

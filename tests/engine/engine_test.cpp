@@ -8,7 +8,6 @@
 
 #include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <tests/plain/plain_run.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>

@@ -501,18 +501,16 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
       PlainPair pair;
       const auto units = make_deferred<PenaltyNet>();
       nn::SeededValues values(3);
-      const auto engine = is_plain ? std::make_unique<Engine>(pair, communicator, optim::adamw(),
-                                                              config, nn::default_units(1))
-                                   : std::make_unique<Engine>(*units, communicator, optim::adamw(),
-                                                              config, nn::default_units(), &values);
+      torch::nn::Module& module = is_plain ? static_cast<torch::nn::Module&>(pair) : *units;
+      Engine engine(module, communicator, optim::adamw(), config, nn::default_units(1), &values);
       const auto backward = [&](int number, bool penalised) {
         using enum PenaltyNet::Adds;
         const data::Batch batch = inputs_of(communicator.rank(), number);
         units->adds = penalised ? kSlopeOfInput : kNothing;
-        engine->backward(is_plain ? engine->forward([&] {
-          return pair.loss(batch.inputs.requires_grad_(), penalised);
-        })
-                                  : forward_batch(*engine, batch));
+        engine.backward(engine.forward([&] {
+          return is_plain ? pair.loss(batch.inputs.requires_grad_(), penalised)
+                          : units->loss(batch);
+        }));
       };
       for (const int number : {0, 1, 2}) {
         if (tries) {
@@ -520,12 +518,12 @@ TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
           expect_error([&] { backward(number, /*penalised=*/true); },
                        {"create_graph runs through unit 'second'", "needs stages 0 to 2"});
           EXPECT_EQ(communicator.traffic().since(before).bytes(dist::Purpose::kGradient), 0);
-          engine->give_up_step();
+          engine.give_up_step();
         }
         backward(number, /*penalised=*/false);
-        EXPECT_TRUE(engine->step());
+        EXPECT_TRUE(engine.step());
       }
-      return whole_weights(engine->strategy());
+      return whole_weights(engine.strategy());
     };
     for (const EngineConfig& config :
          std::vector<EngineConfig>{{}, {.lookahead = 0}, {.shard_size = 1}}) {

@@ -15,7 +15,6 @@
 
 #include <10_offload/offloaded.hpp>
 #include <10_offload/tile_file.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/disk.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>

@@ -19,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
@@ -182,7 +181,7 @@ const std::vector<Case> kCases = {
      [](Trial& t) {
        data::Batch bad = t.batch(9);
        bad.targets = bad.targets.narrow(1, 0, 1);
-       t.run.engine.forward(bad);
+       forward_batch(t.run.engine, bad);
      },
      {"targets"},
      kSecondOfTwo},

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include <tests/support/average_over_ranks.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>

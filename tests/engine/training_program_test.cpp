@@ -9,7 +9,6 @@
 #include <algorithm>
 
 #include <tests/plain/plain_run.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>

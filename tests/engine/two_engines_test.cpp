@@ -170,15 +170,17 @@ TEST_P(TwoEngines, RefuseABackwardThroughAModelWhoseStepIsOpen) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     Gan gan;
     Engines engines(gan, communicator, stage);
-    const data::Batch noise{.inputs = Gan::random(communicator.rank(), 0, 7)};
-    const data::Batch samples{.inputs = Gan::random(communicator.rank(), 0, 5),
-                              .targets = Gan::random(communicator.rank(), 1, 5)};
-    engines.discriminator.backward(engines.discriminator.forward(samples));
-    expect_error([&] { engines.generator.backward(engines.generator.forward(noise)); },
+    const int rank = communicator.rank();
+    const auto judge = [&] {
+      return gan.discriminator->loss_of(Gan::random(rank, 0, 5), Gan::random(rank, 1, 5));
+    };
+    const auto make = [&] { return gan.generator->loss_of(Gan::random(rank, 0, 7)); };
+    engines.discriminator.backward(engines.discriminator.forward(judge));
+    expect_error([&] { engines.generator.backward(engines.generator.forward(make)); },
                  {"parameter 'output.", "did not run"});
     engines.generator.give_up_step();
     EXPECT_TRUE(engines.discriminator.step());
-    engines.generator.backward(engines.generator.forward(noise));
+    engines.generator.backward(engines.generator.forward(make));
     EXPECT_TRUE(engines.generator.step());
   });
 }

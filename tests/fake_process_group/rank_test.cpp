@@ -1,7 +1,6 @@
 // A rank of a fake process group beside the same rank of a real one, also of a mesh: what it holds
 // and sends. On a tensor axis values mean nothing, bytes are exact.
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>

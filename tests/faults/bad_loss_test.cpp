@@ -3,7 +3,6 @@
 
 #include <limits>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/session.hpp>

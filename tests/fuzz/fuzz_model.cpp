@@ -253,10 +253,6 @@ at::Tensor FuzzModel::outputs(const data::Batch& batch) {
   return x.matmul(last_weight_).sum(1, /*keepdim=*/true);
 }
 
-at::Tensor FuzzModel::predict(const data::Batch& batch) {
-  return run([&] { return outputs(batch); });
-}
-
 at::Tensor FuzzModel::loss(const data::Batch& batch) {
   return run([&] {
     data::Batch own = batch;

@@ -37,7 +37,6 @@ class FuzzModel : public BatchModel {
   explicit FuzzModel(const Program& program);
 
   at::Tensor loss(const data::Batch& batch) override;
-  at::Tensor predict(const data::Batch& batch);
 
   /// What a forward that throws (once) says.
   static constexpr const char* kThrown = "thrown by the program";

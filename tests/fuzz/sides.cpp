@@ -8,7 +8,6 @@
 #include <cmath>
 #include <set>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>

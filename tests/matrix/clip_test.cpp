@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 
 namespace zero::testing {

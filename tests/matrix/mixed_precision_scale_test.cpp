@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>

@@ -6,7 +6,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>

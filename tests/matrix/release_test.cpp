@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/random_model.hpp>

@@ -4,7 +4,6 @@
 #include <map>
 #include <numeric>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>

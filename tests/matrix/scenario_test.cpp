@@ -3,7 +3,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/session.hpp>
 #include <zero/memory/storage.hpp>

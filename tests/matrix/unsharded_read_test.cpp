@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include <grading/small_formulas.hpp>
-#include <tests/support/batch_model.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -38,7 +37,7 @@ std::string digest_of_class(dist::Communicator& communicator, const std::string&
                                            /*variant=*/""};
   const auto strategy = testing::make_strategy(mode, arguments);
   for (int step = 1; step <= 5; ++step) {
-    strategy->backward(forward_batch(*strategy, testing::small_batch(communicator.rank(), step)));
+    strategy->backward(testing::forward_batch(*strategy, testing::small_batch(communicator.rank(), step)));
     testing::finish_step(*strategy);
     strategy->zero_grad();
   }

@@ -12,7 +12,6 @@
 #include <functional>
 #include <limits>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/sgd.hpp>
 

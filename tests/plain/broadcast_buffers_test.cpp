@@ -9,7 +9,6 @@
 
 #include <utility>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
@@ -43,9 +42,9 @@ struct UnitNet : nn::Unit {
   std::shared_ptr<Net> net;
 };
 
-data::Batch batch_of(int rank, int number) {
+at::Tensor batch_of(int rank, int number) {
   at::manual_seed(static_cast<std::uint64_t>(100 * number + rank));
-  return {.inputs = at::randn({5, 7}) + rank};
+  return at::randn({5, 7}) + rank;
 }
 
 template <typename Model>
@@ -56,8 +55,8 @@ struct Trainee {
     at::manual_seed(7);
     return Model();
   }
-  at::Tensor forward(const data::Batch& batch) {
-    return engine.forward([&] { return model.loss_of(batch.inputs); });
+  at::Tensor forward(const at::Tensor& batch) {
+    return engine.forward([&] { return model.loss_of(batch); });
   }
   void steps(int first, int last) {
     for (int number = first; number < last; ++number) {
@@ -122,7 +121,7 @@ TEST_P(BroadcastBuffers, StayAsTheyAreInAnEvaluation) {
     run.steps(0, 1);
     const at::Tensor mean = run.model.norm->running_mean.clone();
     run.model.eval();
-    run.engine.evaluate([&] { return run.model.loss_of(batch_of(0, 9).inputs); });
+    run.engine.evaluate([&] { return run.model.loss_of(batch_of(0, 9)); });
     EXPECT_TRUE(at::equal(run.model.norm->running_mean, mean));
   });
 }

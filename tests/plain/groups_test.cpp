@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/split_run.hpp>
 #include <zero/io/state_dict.hpp>

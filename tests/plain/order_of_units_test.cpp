@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/set_variable.hpp>
@@ -34,7 +33,7 @@ struct PlainBlocks : torch::nn::Module {
 };
 
 // And as units that call their hooks themselves.
-struct UnitBlocks : BatchModel {
+struct UnitBlocks : nn::Unit {
   struct Block : nn::Unit {
     Block() : linear(register_module("linear", torch::nn::Linear(8, 8))) {}
     at::Tensor forward(const at::Tensor& x) {
@@ -47,16 +46,13 @@ struct UnitBlocks : BatchModel {
       blocks.push_back(register_module(fmt::format("block{}", b), std::make_shared<Block>()));
     }
   }
-  at::Tensor loss(const data::Batch& batch) override { return predict(batch).square().mean(); }
-  at::Tensor predict(const data::Batch& batch) { return predict(batch.inputs, order); }
-  at::Tensor predict(at::Tensor x, const Order& in_order) {
+  at::Tensor predict(at::Tensor x, const Order& order) {
     return run([&] {
-      for (const std::size_t b : in_order) x = blocks[b]->forward(x);
+      for (const std::size_t b : order) x = blocks[b]->forward(x);
       return x;
     });
   }
   std::vector<std::shared_ptr<Block>> blocks;
-  Order order;  // of loss()
 };
 
 at::Tensor inputs(int rank, int step) {
@@ -64,12 +60,9 @@ at::Tensor inputs(int rank, int step) {
   return at::randn({3, 8});
 }
 
-at::Tensor forward(Engine& engine, PlainBlocks& net, const at::Tensor& x, const Order& order) {
+template <class Net>
+at::Tensor forward(Engine& engine, Net& net, const at::Tensor& x, const Order& order) {
   return engine.forward([&] { return net.predict(x, order).square().mean(); });
-}
-at::Tensor forward(Engine& engine, UnitBlocks& net, const at::Tensor& x, const Order& order) {
-  net.order = order;
-  return engine.forward({.inputs = x});
 }
 
 template <class Net>

@@ -24,6 +24,7 @@ inline at::Tensor forward_batch(train::Strategy& strategy, const data::Batch& ba
   return strategy.forward([&] { return losses_of(strategy)(batch); }, batch.loss_terms);
 }
 template <typename Engine>
+requires requires(Engine& engine) { engine.strategy(); }
 at::Tensor forward_batch(Engine& engine, const data::Batch& batch) {
   const tools::Loss loss = losses_of(engine.strategy());
   return engine.forward([&] { return loss(batch); }, batch.loss_terms);

@@ -2,7 +2,6 @@
 
 #include <memory>
 
-#include <tools/ladder/data/batch.hpp>
 
 #include "batch_model.hpp"
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/equal.h>
 
-#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "edge_case_model.hpp"
 #include "moved_to.hpp"

@@ -13,7 +13,6 @@
 #include <zero/distributed/mesh.hpp>
 #include <zero/optim/adamw.hpp>
 
-#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "moved_to.hpp"
 #include "session.hpp"

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <tools/ladder/data/batch.hpp>
 
 #include "batch_model.hpp"
 

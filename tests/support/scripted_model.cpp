@@ -6,7 +6,6 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 
-#include "batch_model.hpp"
 #include "deferred.hpp"
 #include "session.hpp"
 #include "tensors.hpp"

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
-#include "batch_model.hpp"
 #include "deferred.hpp"
 
 namespace zero::testing {

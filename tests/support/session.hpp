@@ -9,7 +9,6 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 
-#include "batch_model.hpp"
 #include "modes.hpp"
 #include "random_model.hpp"
 #include "same_bits.hpp"

@@ -4,7 +4,6 @@
 
 #include <zero/engine.hpp>
 
-#include "batch_model.hpp"
 #include "split_run.hpp"
 
 namespace zero::testing {

@@ -122,7 +122,7 @@ at::Tensor ModelUnits::forward(const std::function<at::Tensor()>& pass) {
 }
 
 void ModelUnits::backward(const std::function<void()>& pass) {
-  watch_&& watches_ ? watch_->backward(pass) : pass();
+  return watch_ && watches_ ? watch_->backward(pass) : pass();
 }
 
 }  // namespace zero::nn

@@ -303,7 +303,7 @@ Tensors distillation(Player& player) {
   net->objective = [&net = *net, teacher](const data::Batch& batch) {
     constexpr double kTemperature = 2;
     const at::Tensor logits = net.outputs(batch.inputs);
-    const at::Tensor taught = (teacher->predict(batch) / kTemperature).softmax(1);
+    const at::Tensor taught = (teacher->predict(batch.inputs) / kTemperature).softmax(1);
     return at::cross_entropy_loss(logits, batch.targets) +
            at::kl_div((logits / kTemperature).log_softmax(1), taught, at::Reduction::Mean);
   };
