@@ -36,7 +36,7 @@ struct GradientOfOwnTokens final : WrongHsdp {
 // The next rank's slice of every weight that is cut: the whole, turned by a slice before it is cut.
 struct TurnedValues : nn::ParameterSource {
   explicit TurnedValues(const StrategyArguments& arguments) : source(*arguments.values) {
-    const auto list = nn::list_parameters(arguments.model);
+    const auto list = nn::list_parameters(arguments.module);
     for (const nn::Parameter& p : list.parameters) placements[p.name] = p.placement;
   }
   void fill(const nn::Parameter& parameter, at::Tensor& out) override {

@@ -1,5 +1,7 @@
 // The training loop by itself, on one rank and with a strategy that does nothing but count calls.
 
+#include "trainer.hpp"
+
 #include <fmt/format.h>
 
 #include <cmath>
@@ -137,7 +139,7 @@ TEST(Trainer, RefusesToEvaluateToNaN) {
 
 using Notes = std::map<std::string, std::string>;
 
-Notes notes_of(const LossScale& scale) {
+Notes notes_of(const train::LossScale& scale) {
   Notes notes;
   scale.write_to(notes);
   return notes;
@@ -145,8 +147,8 @@ Notes notes_of(const LossScale& scale) {
 
 // The scale after `events`: 'g' for a good step, 'o' for an overflow above a scale of one, and '1'
 // for one at a scale of one.
-double scale_after(const LossScaleOptions& options, const std::string& events) {
-  LossScale scale(options);
+double scale_after(const train::LossScaleOptions& options, const std::string& events) {
+  train::LossScale scale(options);
   for (const char event : events) {
     if (event == 'g') {
       scale.note_good_step();
@@ -161,7 +163,7 @@ TEST(LossScale, GrowsAfterGoodStepsAndHalvesAtAnOverflow) {
   EXPECT_EQ(scale_after({}, ""), 65536.0);
   EXPECT_EQ(scale_after({}, std::string(1999, 'g')), 65536.0);
   EXPECT_EQ(scale_after({}, std::string(2000, 'g')), 131072.0);
-  const LossScaleOptions options{.initial = 8, .growth_steps = 3};
+  const train::LossScaleOptions options{.initial = 8, .growth_steps = 3};
   EXPECT_EQ(scale_after(options, "ggo"), 4.0);
   EXPECT_EQ(scale_after(options, "ggogg"), 4.0) << "steps before the overflow were counted";
   EXPECT_EQ(scale_after(options, "ggoggg"), 8.0);
@@ -170,10 +172,10 @@ TEST(LossScale, GrowsAfterGoodStepsAndHalvesAtAnOverflow) {
 }
 
 TEST(LossScale, GoesOnFromItsNotes) {
-  LossScale first({.initial = 16, .growth_steps = 4});
+  train::LossScale first({.initial = 16, .growth_steps = 4});
   first.note_overflow();
   first.note_good_step();
-  LossScale second({.initial = 65536, .growth_steps = 4});
+  train::LossScale second({.initial = 65536, .growth_steps = 4});
   second.resume_from(notes_of(first));
   for (int step = 0; step < 9; ++step) {
     first.note_good_step();
@@ -184,7 +186,7 @@ TEST(LossScale, GoesOnFromItsNotes) {
 }
 
 TEST(LossScale, GoesOnFromAnyNumberOfGoodSteps) {
-  LossScale scale({.initial = 2, .growth_steps = 3});
+  train::LossScale scale({.initial = 2, .growth_steps = 3});
   scale.resume_from({{"loss scale", "2 9223372036854775807"}});
   scale.note_good_step();
   EXPECT_EQ(scale.value(), 4.0);
@@ -192,7 +194,7 @@ TEST(LossScale, GoesOnFromAnyNumberOfGoodSteps) {
 }
 
 TEST(LossScale, RefusesOtherNotesAndStaysAsItIs) {
-  LossScale scale({.initial = 0x1p40, .growth_steps = 4});
+  train::LossScale scale({.initial = 0x1p40, .growth_steps = 4});
   scale.note_good_step();
   const Notes before = notes_of(scale);
   scale.resume_from({});
@@ -206,9 +208,9 @@ TEST(LossScale, RefusesOtherNotesAndStaysAsItIs) {
 TEST(LossScale, RefusesWhatIsNoScale) {
   for (const double wrong :
        {0.0, -2.0, 3.0, 0.5, 65535.0, 0x1p101, std::numeric_limits<double>::infinity()}) {
-    expect_error([&] { LossScale({.initial = wrong}); }, {"power of two"});
+    expect_error([&] { train::LossScale({.initial = wrong}); }, {"power of two"});
   }
-  expect_error([] { LossScale({.growth_steps = 0}); }, {"1 or more"});
+  expect_error([] { train::LossScale({.growth_steps = 0}); }, {"1 or more"});
 }
 
 }  // namespace

@@ -40,8 +40,9 @@ void check_zero1(const Answer& answer, Communicator& communicator) {
   zero::nn::SeededValues values(1);
   initialize_parameters(model, values);
   zero::Zero1Sharding zero1({model, communicator, zero::optim::adamw()});
-  zero1.backward(
-      zero1.forward({.inputs = at::ones({2, 100}), .targets = at::ones({2, 30}), .loss_terms = 2}));
+  zero1.backward(zero1.forward([&] {
+    return model.loss(at::ones({2, 100}), at::ones({2, 30}), /*terms=*/2);
+  }));
   zero1.finish_backward();
   zero1.optimizer_step();
   zero1.sync_parameters();

@@ -38,8 +38,9 @@ std::int64_t sent_in_a_step(Communicator& communicator) {
   zero::nn::Mlp model(zero::nn::MlpConfig{.inputs = 13, .hidden = {17, 11}, .outputs = 3});
   Strategy strategy({model, communicator, zero::optim::adamw()});
   const zero::dist::Traffic before = communicator.traffic();
-  strategy.backward(strategy.forward(
-      {.inputs = at::ones({2, 13}), .targets = at::ones({2, 3}), .loss_terms = 2}));
+  strategy.backward(strategy.forward([&] {
+    return model.loss(at::ones({2, 13}), at::ones({2, 3}), /*terms=*/2);
+  }));
   strategy.finish_backward();
   strategy.optimizer_step();
   strategy.sync_parameters();

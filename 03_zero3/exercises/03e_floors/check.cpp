@@ -40,8 +40,9 @@ std::int64_t held_by(int rank, int ranks) {
   zero::dist::Communicator communicator = zero::dist::connect_fake(rank, ranks);
   Strategy strategy(
       {*model, communicator, zero::optim::with_master_weights(zero::optim::adamw()), &values});
-  strategy.backward(strategy.forward(
-      {.inputs = at::ones({2, 24}), .targets = at::ones({2, 8}), .loss_terms = 2}));
+  strategy.backward(strategy.forward([&] {
+    return model->loss(at::ones({2, 24}), at::ones({2, 8}), /*terms=*/2);
+  }));
   strategy.finish_backward();
   strategy.optimizer_step();
   strategy.sync_parameters();

@@ -130,8 +130,9 @@ void check_measured(Communicator& communicator, const Stage& stage) {
   zero::nn::Mlp model(
       zero::nn::MlpConfig{.inputs = 512, .hidden = {512}, .outputs = 512, .dtype = at::kBFloat16});
   Strategy strategy({model, communicator, zero::optim::with_master_weights(zero::optim::adamw())});
-  strategy.backward(strategy.forward(
-      {.inputs = at::ones({1, 512}), .targets = at::ones({1, 512}), .loss_terms = 1}));
+  strategy.backward(strategy.forward([&] {
+    return model.loss(at::ones({1, 512}), at::ones({1, 512}), /*terms=*/1);
+  }));
   strategy.finish_backward();
   strategy.optimizer_step();
   strategy.sync_parameters();

@@ -20,7 +20,7 @@
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
 #include <zero/nn/checkpoint.hpp>
-#include <zero/nn/plain_model.hpp>
+#include <zero/nn/unit.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/train/strategy.hpp>
 #include <zero/train/unsharded_parameters.hpp>
@@ -31,7 +31,7 @@ namespace {
 using Lines = std::vector<std::string>;
 
 // A unit of one weight, with units inside.
-class Part : public nn::Model {
+class Part : public nn::Unit {
  public:
   Part() { weight = register_parameter("w", at::ones({2})); }
   std::shared_ptr<Part> add(const std::string& name) {
@@ -51,8 +51,6 @@ class Part : public nn::Model {
   }
   // The same tensor as another unit's.
   void tie(const at::Tensor& other) { weight = parameters_["w"] = other; }
-  at::Tensor loss(const data::Batch&) override { throw Error("not used"); }
-  at::Tensor predict(const data::Batch&) override { throw Error("not used"); }
 
   at::Tensor weight;
   std::map<std::string, std::shared_ptr<Part>> parts;
@@ -108,7 +106,7 @@ class Diary final : public Strategy {
 // Runs `program` with a strategy for `model`; one line for each thing that happened in between two
 // calls of its own.
 struct Events {
-  Events(nn::Model& model, dist::Communicator& communicator)
+  Events(torch::nn::Module& model, dist::Communicator& communicator)
       : diary({model, communicator, optim::sgd({.learning_rate = 0.1, .momentum = 0})}) {}
   at::Tensor forward(const std::function<at::Tensor()>& pass) {
     const at::Tensor result = diary.forward(pass, /*loss_terms=*/1);
@@ -150,7 +148,7 @@ Lines expected_lines() {
   return lines;
 }
 
-void expect_events(nn::Model& model, const std::function<void(Events&)>& program) {
+void expect_events(torch::nn::Module& model, const std::function<void(Events&)>& program) {
   testing::on_ranks(1, [&](dist::Communicator& communicator) {
     Events run(model, communicator);
     program(run);
@@ -236,8 +234,7 @@ TEST(PassEvents, OfTiedWeights) {
 
 TEST(PassEvents, OfAPlainModule) {
   torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
-  nn::PlainModel model(*net, nn::default_units());
-  expect_events(model, [&](Events& run) { run.train([&] { return net->forward(x_of_ones()); }); });
+  expect_events(*net, [&](Events& run) { run.train([&] { return net->forward(x_of_ones()); }); });
 }
 
 TEST(PassEvents, OfAnEvaluationInsideALoss) {
