@@ -10,6 +10,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
+#include <10_offload/kept_on_host.hpp>
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/accelerator/pinned_memory.hpp>
@@ -25,11 +26,13 @@ namespace {
 
 using emulated::kDevice;
 
+nn::CheckpointOptions kept(bool on_host) { return {.keep = on_host ? keep_on_host : nullptr}; }
+
 ZERO_TESTS_ON_RANKS(CheckpointsOnHost, 1, 2, 3);
 
 std::vector<at::Tensor> trained_llama(dist::Communicator& communicator, const std::string& mode,
                                       at::Device device, bool on_host, at::ScalarType dtype) {
-  LlamaOn run(communicator, mode, device, {.on_host = on_host}, dtype);
+  LlamaOn run(communicator, mode, device, kept(on_host), dtype);
   for (int step = 0; step < 3; ++step) run.step(step, /*micro_batches=*/2);
   return run.weights();
 }
@@ -62,7 +65,7 @@ class Chain : public torch::nn::Module {
       const nn::CheckpointBody body = [layer](const std::vector<at::Tensor>& inputs) {
         return layer->as<torch::nn::Linear>()->forward(inputs.front()).tanh();
       };
-      x = nn::checkpoint(body, {x}, {.on_host = on_host_});
+      x = nn::checkpoint(body, {x}, kept(on_host_));
     }
     return x;
   }
@@ -249,7 +252,7 @@ TEST(CheckpointsOnHostErrors, NameWhatTheProgramMayNotDo) {
   on_one_device([] {
     const nn::CheckpointBody tanh = [](const auto& in) { return in[0].tanh(); };
     const auto checkpointed = [&](const at::Tensor& x) {
-      return nn::checkpoint(tanh, {x}, {.on_host = true});
+      return nn::checkpoint(tanh, {x}, kept(true));
     };
     const std::vector<std::string> changed = {"changed in place while it was copied to the host"};
     const at::Tensor x = rows(1).requires_grad_() * 2;
@@ -264,8 +267,7 @@ TEST(CheckpointsOnHostErrors, NameWhatTheProgramMayNotDo) {
       if (++runs > 1) throw Error("not twice");
       return in[0].tanh();
     };
-    const at::Tensor loss =
-        nn::checkpoint(once, {rows(2).requires_grad_()}, {.on_host = true}).sum();
+    const at::Tensor loss = nn::checkpoint(once, {rows(2).requires_grad_()}, kept(true)).sum();
     EXPECT_EQ(error_of([&] { loss.backward(); }), "not twice");
     expect_error([&] { loss.backward(); }, {"the inputs of a checkpoint were used"});
   });

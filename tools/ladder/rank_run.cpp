@@ -12,6 +12,7 @@
 #include <span>
 
 #include <05_prefetch_overlap/sharded_data_parallel.hpp>
+#include <10_offload/kept_on_host.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/plots/trace.hpp>
 #include <tools/support/process.hpp>
@@ -258,7 +259,7 @@ class RankRun {
     const nn::TensorParallel tensor(mesh_.tensor(), mesh.sequence_parallel);
     const nn::CheckpointOptions kept{
         .partition_over = mesh.partition_activations ? &mesh_.tensor() : nullptr,
-        .on_host = options_.activations_on_host};
+        .keep = options_.activations_on_host ? keep_on_host : nullptr};
     const auto take = [&](const auto& model) {
       model->checkpoint_activations(options_.activation_checkpointing, kept);
       to_device(device_, *model);
@@ -303,8 +304,8 @@ class RankRun {
       if (!fake_) whole.emplace(*strategy_, u);
       for (const std::size_t i : list.units[u].parameters) {
         const nn::Parameter& p = list.parameters[i];
-        const at::Tensor tensor =
-            fake_ ? strategy_->placement(i).updated.tensor : p.placement.whole_of(p.tensor.detach());
+        const at::Tensor tensor = fake_ ? strategy_->placement(i).updated.tensor
+                                        : p.placement.whole_of(p.tensor.detach());
         if (tensor.defined() && tensor.numel() > 0) digests[i] = digest_of(tensor.detach());
       }
     }

@@ -7,7 +7,7 @@
 /// them with what runs count.
 namespace zero::plan {
 
-/// Where the inputs of checkpointed layers are if they leave the device (nn::KeptOnHost), in bytes.
+/// Where the inputs of checkpointed layers are if they leave the device (keep_on_host()), in bytes.
 struct InputsOnHost {
   std::int64_t device = 0, host = 0;
   std::int64_t bus = 0;  ///< both ways, in a micro-batch

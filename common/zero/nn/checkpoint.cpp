@@ -20,7 +20,6 @@
 #include <zero/nn/autocast_state.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/nn/kept_on_host.hpp>
 #include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/random_state.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
@@ -42,7 +41,7 @@ struct CheckpointedBody : torch::CustomClassHolder {
   std::optional<RandomState> random;  // state before it, if it drew random numbers
   at::Tensor output;                  // only until the first run returns it
   CheckpointOptions options;
-  std::shared_ptr<KeptOnHost> on_host;            // inputs that autograd does not keep
+  std::shared_ptr<KeptInputs> elsewhere;          // inputs that autograd does not keep
   std::vector<at::TensorOptions> kinds;           // of the inputs
   std::vector<std::vector<std::int64_t>> shapes;  // of the inputs
   std::vector<bool> require_gradients;
@@ -69,19 +68,19 @@ at::Tensor restored(const at::Tensor& kept, const CheckpointedBody& part, std::s
   return whole;
 }
 
-// Takes what goes to the host out of `kept`.
-std::shared_ptr<KeptOnHost> move_to_host(variable_list& kept) {
+// Takes what leaves the device out of `kept`.
+std::shared_ptr<KeptInputs> move_away(variable_list& kept, const CheckpointOptions& options) {
   variable_list moved;
   for (at::Tensor& tensor : kept) {
     if (!tensor.is_cpu() && tensor.is_floating_point()) moved.push_back(std::exchange(tensor, {}));
   }
-  return moved.empty() ? nullptr : KeptOnHost::keep(moved);
+  return moved.empty() ? nullptr : options.keep(moved);
 }
 
-variable_list back_from_host(variable_list kept, const CheckpointedBody& part) {
-  if (part.on_host == nullptr) return kept;
+variable_list back_from_elsewhere(variable_list kept, const CheckpointedBody& part) {
+  if (part.elsewhere == nullptr) return kept;
   const variable_list moved =
-      part.on_host->take(/*again=*/torch::autograd::get_current_graph_task_keep_graph());
+      part.elsewhere->take(/*again=*/torch::autograd::get_current_graph_task_keep_graph());
   auto next = moved.begin();
   for (at::Tensor& tensor : kept) {
     if (!tensor.defined()) tensor = *next++;
@@ -206,7 +205,7 @@ struct CheckpointFunction : Function<CheckpointFunction> {
                             at::TensorList /*parameters*/) {
     variable_list to_keep;
     for (const at::Tensor& input : inputs) to_keep.push_back(kept(input, part->options));
-    if (part->options.on_host) part->on_host = move_to_host(to_keep);
+    if (part->options.keep) part->elsewhere = move_away(to_keep, part->options);
     context->save_for_backward(std::move(to_keep));
     context->saved_data["part"] = c10::IValue::make_capsule(part);
     return std::exchange(part->output, at::Tensor());
@@ -216,7 +215,7 @@ struct CheckpointFunction : Function<CheckpointFunction> {
     require_once_differentiable("checkpoint");
     const auto holder = context->saved_data["part"].toCapsule();
     const auto& part = static_cast<const CheckpointedBody&>(*holder);
-    variable_list inputs = back_from_host(context->get_saved_variables(), part);
+    variable_list inputs = back_from_elsewhere(context->get_saved_variables(), part);
     for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = restored(inputs[i], part, i);
     const variable_list leaves = as_leaves(inputs, part.require_gradients);
     variable_list wanted;

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
@@ -12,6 +13,14 @@ namespace zero::nn {
 /// A part of a model as a function of its inputs. It also reads parameters directly.
 using CheckpointBody = std::function<at::Tensor(const std::vector<at::Tensor>& inputs)>;
 
+/// Inputs of one checkpoint that are elsewhere between forward and backward.
+class KeptInputs {
+ public:
+  virtual ~KeptInputs() = default;
+  /// The tensors, where they were. With `again`, a later call must return them too.
+  virtual std::vector<at::Tensor> take(bool again) = 0;
+};
+
 /// Where a checkpoint keeps its inputs of floating point (ZeRO-R). By default it keeps the tensors
 /// themselves.
 struct CheckpointOptions {
@@ -19,13 +28,9 @@ struct CheckpointOptions {
   /// every input; backward gathers it before `body` runs again: as many bytes as an all-gather of
   /// the inputs, Purpose::kActivation. The ranks call in the same order. Not owned.
   dist::Communicator* partition_over = nullptr;
-  /// Pa+cpu: in pinned memory of the host, with all checkpoints of which this is set. The copy runs
-  /// beside the next checkpoint's forward, and in backward an input comes back beside the backward
-  /// of the checkpoint after it. Until then nobody may change the input in place: a zero::Error of
-  /// a later checkpoint or of backward. Of L inputs of A bytes the device has at most two, the host
-  /// L A, and (2 L - 1) A bytes cross the bus (kept_on_host.hpp). On the CPU, whose memory is the
-  /// host's, it does nothing.
-  bool on_host = false;
+  /// Where those of a device go, or with `partition_over` this rank's parts of them: chapter 10 has
+  /// keep_on_host() (Pa+cpu). On the CPU it is not called.
+  std::function<std::shared_ptr<KeptInputs>(const std::vector<at::Tensor>& inputs)> keep = {};
 };
 
 /// Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"):

@@ -127,7 +127,7 @@ TEST_P(SplitLlama, CheckpointsInPartsOrOnTheHostChangeNoBit) {
     };
     const std::vector<at::Tensor> expected = passes(false, {});
     for (const CheckpointOptions& options :
-         std::vector<CheckpointOptions>{{}, {.partition_over = &axis}, {.on_host = true}}) {
+         std::vector<CheckpointOptions>{{}, {.partition_over = &axis}}) {
       EXPECT_TRUE(testing::same_bits(passes(true, options), expected));
     }
   });

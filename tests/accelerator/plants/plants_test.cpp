@@ -2,6 +2,7 @@
 // emulated accelerator the checker finds each, and the weights cannot show it: they are those of
 // the CPU, but where the host reads too early.
 
+#include <10_offload/kept_on_host.hpp>
 #include <tests/accelerator/llama_on.hpp>
 #include <tests/accelerator/toy_on.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
@@ -47,7 +48,7 @@ std::vector<at::Tensor> trained(Run run) {
 std::vector<at::Tensor> trained(dist::Communicator& communicator, const Plant& how,
                                 at::Device device) {
   if (!how.checkpoints) return trained(ToyOn(communicator, how.mode, device, how.dtype));
-  return trained(LlamaOn(communicator, how.mode, device, {.on_host = true}, how.dtype));
+  return trained(LlamaOn(communicator, how.mode, device, {.keep = keep_on_host}, how.dtype));
 }
 
 class PlantedFault : public ::testing::TestWithParam<Plant> {};
@@ -105,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Plant{"input_copied_early",
                             "engine3",
                             Fault::kUnordered,
-                            {"a read by copy_", "KeptOnHost::keep", "on stream 0"},
+                            {"a read by copy_", "keep_on_host", "on stream 0"},
                             at::kFloat,
                             /*checkpoints=*/true},
                       Plant{"input_freed_early",

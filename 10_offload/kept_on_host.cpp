@@ -1,4 +1,8 @@
+#include "kept_on_host.hpp"
+
 #include <ATen/ops/empty_like.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -7,18 +11,41 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/nn/kept_on_host.hpp>
 
-namespace zero::nn {
+namespace zero {
+
+namespace {
 
 using c10::impl::VirtualGuardImpl;
 
-std::shared_ptr<KeptOnHost> KeptOnHost::keep(const std::vector<at::Tensor>& tensors) {
-  thread_local std::weak_ptr<KeptOnHost> last;
-  const auto kept = std::make_shared<KeptOnHost>(tensors);
-  kept->before_ = std::exchange(last, kept);
-  if (const auto before = kept->before_.lock()) before->leave_device();
-  return kept;
+class KeptOnHost final : public nn::KeptInputs {
+ public:
+  explicit KeptOnHost(const std::vector<at::Tensor>& tensors);
+  ~KeptOnHost() override;
+  KeptOnHost(const KeptOnHost&) = delete;
+  KeptOnHost& operator=(const KeptOnHost&) = delete;
+
+  // Begins to fetch the tensors of the one before, unless they are there. Without `again` it frees
+  // the host's memory, and a later call throws zero::Error.
+  std::vector<at::Tensor> take(bool again) override;
+  void follow(const std::shared_ptr<KeptOnHost>& before);
+
+ private:
+  void copy(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to);
+  void fetch();
+  void leave_device();
+
+  const at::Device device_;
+  const c10::Stream compute_, side_;
+  std::vector<at::Tensor> on_device_, on_host_;
+  std::vector<std::int64_t> versions_;  // of the tensors that were given
+  c10::Event copied_;
+  std::weak_ptr<KeptOnHost> before_;
+};
+
+void KeptOnHost::follow(const std::shared_ptr<KeptOnHost>& before) {
+  before_ = before;
+  if (before) before->leave_device();
 }
 
 KeptOnHost::KeptOnHost(const std::vector<at::Tensor>& tensors)
@@ -83,4 +110,13 @@ std::vector<at::Tensor> KeptOnHost::take(bool again) {
   return tensors;
 }
 
-}  // namespace zero::nn
+}  // namespace
+
+std::shared_ptr<nn::KeptInputs> keep_on_host(const std::vector<at::Tensor>& inputs) {
+  thread_local std::weak_ptr<KeptOnHost> last;
+  auto kept = std::make_shared<KeptOnHost>(inputs);
+  kept->follow(std::exchange(last, kept).lock());
+  return kept;
+}
+
+}  // namespace zero
