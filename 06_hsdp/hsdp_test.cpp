@@ -22,8 +22,8 @@ namespace {
 
 using dist::Purpose;
 using memory::Category;
-using ::testing::HasSubstr;
 using testing::forward_batch;
+using ::testing::HasSubstr;
 using testing::on_ranks;
 using testing::Toy;
 

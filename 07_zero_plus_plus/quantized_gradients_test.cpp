@@ -20,8 +20,8 @@ namespace {
 
 using dist::Purpose;
 using memory::Category;
-using ::testing::HasSubstr;
 using testing::forward_batch;
+using ::testing::HasSubstr;
 using testing::inside_hosts;
 using testing::on_hosts;
 using testing::packed_bytes;

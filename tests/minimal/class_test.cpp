@@ -37,7 +37,8 @@ std::string digest_of_class(dist::Communicator& communicator, const std::string&
                                            /*variant=*/""};
   const auto strategy = testing::make_strategy(mode, arguments);
   for (int step = 1; step <= 5; ++step) {
-    strategy->backward(testing::forward_batch(*strategy, testing::small_batch(communicator.rank(), step)));
+    strategy->backward(
+        testing::forward_batch(*strategy, testing::small_batch(communicator.rank(), step)));
     testing::finish_step(*strategy);
     strategy->zero_grad();
   }

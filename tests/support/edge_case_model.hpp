@@ -2,7 +2,6 @@
 
 #include <memory>
 
-
 #include "batch_model.hpp"
 
 namespace zero::testing {

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-
 #include "batch_model.hpp"
 
 namespace zero::testing {
