@@ -27,13 +27,13 @@ using plan::Stage;
 
 struct Settings {
   bool tied = true;
-  bool sequence = false, recompute = false, partition = false;
+  bool recompute = false;
   std::int64_t micro_batches = 1;
 };
 
 std::string text(const Settings& s) {
-  return fmt::format("tied {}, sequence {}, recompute {}, partition {}, {} micro-batches", s.tied,
-                     s.sequence, s.recompute, s.partition, s.micro_batches);
+  return fmt::format("tied {}, recompute {}, {} micro-batches", s.tied, s.recompute,
+                     s.micro_batches);
 }
 
 plan::Request request_of(const Settings& s) {
@@ -44,8 +44,6 @@ plan::Request request_of(const Settings& s) {
   request.sequence = 16;
   request.recompute = s.recompute;
   request.mesh.micro_batches = s.micro_batches;
-  request.mesh.sequence_parallel = s.sequence;
-  request.mesh.partition_activations = s.partition;
   return request;
 }
 
@@ -73,10 +71,8 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
                      &tensor = mesh.along("tensor");
   const memory::Snapshot before = memory::snapshot();
   const auto part = std::make_shared<LlamaStage>(unpadded(s.tied), pipeline.rank(), pipeline.size(),
-                                                 nn::TensorParallel(tensor, s.sequence));
-  if (s.recompute) {
-    part->checkpoint_activations(true, {.partition_over = s.partition ? &tensor : nullptr});
-  }
+                                                 nn::TensorParallel(tensor));
+  part->checkpoint_activations(s.recompute);
   const plan::ModelPart planned_part =
       plan::part_of(plan::model_of(unpadded(s.tied), ""), planned, stage);
   nn::SeededValues values(3);
@@ -171,18 +167,12 @@ INSTANTIATE_TEST_SUITE_P(Meshes, PlannerOnTensorAxis,
                                            plan::Mesh{2, 2, 2, 4}),
                          [](const auto& info) { return "Mesh" + plan::text(info.param); });
 
-TEST_P(PlannerOnTensorAxis, HasTheBytesOfCutSequencesAndOfCheckpoints) {
+TEST_P(PlannerOnTensorAxis, HasTheBytesOfCheckpoints) {
   on_ranks(1, [](dist::Communicator&) {
     for (const bool tied : {true, false}) {
       for (const std::int64_t m : {1, 3}) {
-        for (Settings s : {Settings{.sequence = true},
-                           {.recompute = true},
-                           {.sequence = true, .recompute = true},
-                           {.recompute = true, .partition = true}}) {
-          s.tied = tied;
-          s.micro_batches = m;
-          expect_planned(GetParam(), Stage::kZero2, s);
-        }
+        expect_planned(GetParam(), Stage::kZero2,
+                       {.tied = tied, .recompute = true, .micro_batches = m});
       }
     }
   });
@@ -216,15 +206,19 @@ nn::LlamaConfig of_layers(std::int64_t layers) {
           .mlp = 384};
 }
 
-std::int64_t kept_by_a_layer(int tensor_ranks, const Settings& s) {
+// A row of the table of 08_tensor_parallel/activations.md.
+struct Kept {
+  bool checkpoint = false, sequence = false, partition = false;
+};
+
+std::int64_t kept_by_a_layer(int tensor_ranks, const Kept& how) {
   const auto kept = [&](std::int64_t layers) {
     dist::Communicator axis = dist::connect_fake(0, tensor_ranks);
-    nn::Llama model(of_layers(layers), {axis, s.sequence});
+    nn::Llama model(of_layers(layers), {axis, how.sequence});
     nn::SeededValues values(3);
     nn::initialize_parameters(model, values);
-    if (s.recompute) {
-      model.checkpoint_activations(true, {.partition_over = s.partition ? &axis : nullptr});
-    }
+    model.checkpoint_activations(how.checkpoint,
+                                 {.partition_over = how.partition ? &axis : nullptr});
     const at::Tensor ids = at::arange(kTokensOfLayer).view({tensor_ranks, -1}).remainder(64);
     const std::int64_t before = memory::snapshot()[memory::Category::kActivations];
     const memory::Charge charge(memory::Category::kActivations);
@@ -234,9 +228,9 @@ std::int64_t kept_by_a_layer(int tensor_ranks, const Settings& s) {
   return kept(3) - kept(2);
 }
 
-std::int64_t planned_for_a_layer(int tensor_ranks, const Settings& s) {
+std::int64_t planned_for_a_layer(int tensor_ranks, bool checkpoint) {
   const auto planned = [&](std::int64_t layers) {
-    plan::Request request = request_of(s);
+    plan::Request request = request_of({.recompute = checkpoint});
     request.model = plan::model_of(of_layers(layers), "");
     request.sequence = kTokensOfLayer / tensor_ranks;
     return plan::plan_stage(request, Stage::kDdp, {1, 1, tensor_ranks, 1}).activations;
@@ -245,46 +239,41 @@ std::int64_t planned_for_a_layer(int tensor_ranks, const Settings& s) {
 }
 
 // Beside what the planner counts, a norm keeps a number for each token and attention one for each
-// token and head.
+// token and head. What is cut along the sequence or partitioned is less by the page's formulas.
 TEST(PlannedActivations, OfALayerAreThoseThatTheAllocatorCounts) {
   on_ranks(1, [](dist::Communicator&) {
     for (const int n : {1, 2, 4, 8}) {
-      for (const Settings& s : {Settings{},
-                                {.sequence = true},
-                                {.recompute = true},
-                                {.sequence = true, .recompute = true},
-                                {.recompute = true, .partition = true}}) {
-        SCOPED_TRACE(fmt::format("{} tensor ranks, {}", n, text(s)));
-        const std::int64_t norms = 2 / (s.sequence ? n : 1.0) * kTokensOfLayer * 4;
-        const std::int64_t heads = 8 / n * kTokensOfLayer * 4;
-        EXPECT_EQ(kept_by_a_layer(n, s),
-                  planned_for_a_layer(n, s) + (s.recompute ? 0 : norms + heads));
-      }
+      SCOPED_TRACE(fmt::format("{} tensor ranks", n));
+      const std::int64_t a = kTokensOfLayer * 128 * 4, a_number = kTokensOfLayer * 4;
+      const std::int64_t whole = planned_for_a_layer(n, false) + (2 + 8 / n) * a_number;
+      EXPECT_EQ(kept_by_a_layer(n, {}), whole);
+      EXPECT_EQ(kept_by_a_layer(n, {.sequence = true}),
+                whole - (2 * a + 2 * a_number) * (n - 1) / n);
+      EXPECT_EQ(planned_for_a_layer(n, true), a);
+      EXPECT_EQ(kept_by_a_layer(n, {.checkpoint = true}), a);
+      EXPECT_EQ(kept_by_a_layer(n, {.checkpoint = true, .partition = true}), a / n);
+      EXPECT_EQ(kept_by_a_layer(n, {.checkpoint = true, .sequence = true}), a / n);
     }
   });
 }
 
 // Stage 0 of a model without a root holds its layers' activations for what is in flight.
-TEST(PlannedPipeline, HasTheBubbleOfTheSchedulesAndAsManyMicroBatchesInFlight) {
+TEST(PlannedPipeline, HasTheBubbleOfTheScheduleAndAsManyMicroBatchesInFlight) {
   plan::Request request;
   request.model = plan::model_of_size(1000, /*layers=*/4);
   request.batch = 3;
   for (const int stages : {1, 2, 4}) {
     for (const int m : {1, 3, 12}) {
-      for (const auto schedule :
-           {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward}) {
-        SCOPED_TRACE(fmt::format("{}, {} stages, {} micro-batches", name(schedule), stages, m));
-        request.mesh.micro_batches = m;
-        request.mesh.gpipe = schedule == PipelineSchedule::kGPipe;
-        const plan::StagePlan planned = plan::plan_stage(request, Stage::kDdp, {1, 1, 1, stages});
-        const auto actions = all_actions(schedule, stages, m);
-        EXPECT_DOUBLE_EQ(planned.bubble(), bubble_fraction(in_time(actions)));
-        ASSERT_EQ(planned.fullest, 0);
-        const std::int64_t tokens = 3 * stages * request.sequence / m;  // of a micro-batch
-        EXPECT_EQ(planned.activations, most_in_flight(actions.front()) * tokens * (4 / stages) *
-                                           plan::layer_elements(request.model.shape) *
-                                           request.policy.parameter);
-      }
+      SCOPED_TRACE(fmt::format("{} stages, {} micro-batches", stages, m));
+      request.mesh.micro_batches = m;
+      const plan::StagePlan planned = plan::plan_stage(request, Stage::kDdp, {1, 1, 1, stages});
+      const auto actions = all_actions(PipelineSchedule::kOneForwardOneBackward, stages, m);
+      EXPECT_DOUBLE_EQ(planned.bubble(), bubble_fraction(in_time(actions)));
+      ASSERT_EQ(planned.fullest, 0);
+      const std::int64_t tokens = 3 * stages * request.sequence / m;  // of a micro-batch
+      EXPECT_EQ(planned.activations, most_in_flight(actions.front()) * tokens * (4 / stages) *
+                                         plan::layer_elements(request.model.shape) *
+                                         request.policy.parameter);
     }
   }
 }

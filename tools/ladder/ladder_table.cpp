@@ -56,9 +56,7 @@ std::string table_of(const Json& modes, const std::vector<Figure>& figures) {
     figure.key += "_max";
     add(figure);
   }
-  tools::Table table(std::move(columns));
-  for (std::vector<std::string>& row : rows) table.add_row(std::move(row));
-  return table.to_text();
+  return tools::table_text(columns, rows);
 }
 
 std::string short_table(const Json& modes) {

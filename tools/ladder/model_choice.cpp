@@ -59,7 +59,7 @@ double states_of_fake_rank(const Options& options) {
   const auto [part, frozen] = plan::part_of(plan::model_of(options.config(), options.model_name()),
                                             {.tensor = mesh.tensor_ranks, .pipeline = mesh.stages},
                                             options.fake.rank / mesh.tensor_ranks % mesh.stages);
-  const plan::Policy policy = plan::policy(options.dtype, "adamw");
+  const plan::Policy policy = options.mixed() ? plan::mixed() : plan::fp32();
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
     states = std::max(states, plan::model_states(part.parameters, policy, stage_of(mode),

@@ -19,8 +19,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 
-#include "options.hpp"
-#include "report.hpp"
+#include "program.hpp"
 
 namespace zero::plan {
 namespace {

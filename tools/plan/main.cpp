@@ -5,8 +5,7 @@
 
 #include <zero/base/program.hpp>
 
-#include "options.hpp"
-#include "report.hpp"
+#include "program.hpp"
 
 int main(int argc, char** argv) {
   return zero::run_program("plan", [&] {

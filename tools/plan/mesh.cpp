@@ -28,16 +28,10 @@ struct Place {
   const Shape& shape = model.shape;
   const std::int64_t micro_batches = request.micro_batches_on(mesh);
   const std::int64_t tokens = request.samples_on(mesh) * request.sequence;
-  // Micro-batches that have had forward and not yet backward.
-  const std::int64_t in_flight =
-      request.mesh.gpipe ? micro_batches : std::min(mesh.pipeline - stage, micro_batches);
+  // Micro-batches that have had forward and not yet backward (1F1B).
+  const std::int64_t in_flight = std::min(mesh.pipeline - stage, micro_batches);
   const bool first = stage == 0, last = stage == mesh.pipeline - 1;
   const bool tied = mesh.pipeline > 1 && is_tied(request.model);
-  // Elements of a token in the residual stream.
-  const std::int64_t stream = share(shape.hidden, request.mesh.sequence_parallel ? mesh.tensor : 1);
-  // What a checkpoint keeps of them.
-  const std::int64_t input =
-      request.mesh.partition_activations ? share(shape.hidden, mesh.tensor) : stream;
 
   // Of so many elements a token, in so many micro-batches. Throws zero::Error beyond 2^60 bytes.
   std::int64_t bytes(std::int64_t elements, std::int64_t count) const {
@@ -51,15 +45,14 @@ struct Place {
   }
 
   // Tensor ranks divide what is as wide as attention or the MLP, which leaves s b h (8 + 24/T)
-  // bytes a layer in 2-byte types; Korthikanti et al. have 10 + 24/T with dropout masks. A cut
-  // sequence divides the inputs of the two norms as well. Their outputs are kept whole here; the
-  // paper gathers them again in backward, which makes 32/T. A checkpoint keeps its input (2), or
-  // 1/T of it.
+  // bytes a layer in 2-byte types; Korthikanti et al. have 10 + 24/T with dropout masks. A
+  // checkpoint keeps its input (2).
   std::int64_t activations() const {
-    const std::int64_t layer = layer_elements(shape) - 2 * (shape.hidden - stream);
+    const std::int64_t layer = layer_elements(shape);
     // The logits of each micro-batch and the gradient of one.
     std::int64_t sum =
-        bytes(shape.layers * (request.recompute ? input : layer) + shape.vocabulary, in_flight) +
+        bytes(shape.layers * (request.recompute ? shape.hidden : layer) + shape.vocabulary,
+              in_flight) +
         bytes((request.recompute ? layer : 0) + shape.vocabulary, 1);
     if (tied && last) {
       // Input and output of the head wait for the embedding's gradient (09_pipeline/README.md).
@@ -73,7 +66,7 @@ struct Place {
   // Without a pipeline: one micro-batch is in flight.
   InputsOnHost on_host() const {
     if (!request.activations_on_host) return {};
-    return inputs_on_host(shape.layers, bytes(input, 1));
+    return inputs_on_host(shape.layers, bytes(shape.hidden, 1));
   }
 
   std::int64_t transients(Stage zero) const {
@@ -88,7 +81,7 @@ struct Place {
     if (zero >= Stage::kZero2 && micro_batches > 1) {
       sum += missing(model.parameters - gathered) * policy.gradient;
     }
-    if (mesh.pipeline > 1) sum += bytes(stream, 3 + (tied && first ? in_flight : 0));
+    if (mesh.pipeline > 1) sum += bytes(shape.hidden, 3 + (tied && first ? in_flight : 0));
     return sum;
   }
 
@@ -107,22 +100,16 @@ struct Place {
   }
 
   // In all-reduces of A, the bytes of [tokens, hidden], of which a rank sends 2 A (T-1)/T: four a
-  // layer, two more if forward runs again, one for the embedding, one for the head. To gather a
-  // partitioned checkpoint is half of one. A cut sequence sends as much (and gradients of norms,
-  // which are not counted), but the last stage gathers the gradient of a tied embedding's output
-  // for the first. The loss takes two numbers a token, in float32.
+  // layer, two more if forward runs again, one for the embedding, one for the head. The loss takes
+  // two numbers a token, in float32.
   double sent_to_tensor_ranks() const {
     const bool has_head = last && shape.vocabulary > 0;
-    const double a_layer =
-        4 + (request.recompute ? 2 : 0) + (request.mesh.partition_activations ? 0.5 : 0);
-    const double moved = tied && request.mesh.sequence_parallel ? 0.5 : 0;
-    const double embedding = first && request.model.root > 0 ? 1 - moved : 0;
-    const double head = has_head ? 1 + moved : 0;
-    const double all_reduces = a_layer * static_cast<double>(shape.layers) + embedding + head;
+    const std::int64_t all_reduces = (request.recompute ? 6 : 4) * shape.layers +
+                                     (first && request.model.root > 0 ? 1 : 0) + (has_head ? 1 : 0);
     const double four =
         tensor_parallel_sent(tokens, shape.hidden, request.policy.parameter, mesh.tensor);
-    const double loss = has_head ? 8 * static_cast<double>(mesh.tensor - 1) : 0;
-    return all_reduces / 4 * four + loss * static_cast<double>(tokens);
+    const std::int64_t loss = has_head ? 8 * (mesh.tensor - 1) * tokens : 0;
+    return static_cast<double>(all_reduces) / 4 * four + static_cast<double>(loss);
   }
 
   // If the embedding is the head, the first stage sends the gradient of its output to the last, and
@@ -131,8 +118,9 @@ struct Place {
     if (mesh.pipeline == 1) return 0;
     const int directions = (last ? 0 : 1) + (first && !tied ? 0 : 1);
     const std::int64_t weight = tied && last ? share(embedding_of(request.model), mesh.tensor) : 0;
-    const double elements = directions * static_cast<double>(tokens) * static_cast<double>(stream) +
-                            static_cast<double>(weight);
+    const double elements =
+        directions * static_cast<double>(tokens) * static_cast<double>(shape.hidden) +
+        static_cast<double>(weight);
     return elements * static_cast<double>(request.policy.parameter);
   }
 };

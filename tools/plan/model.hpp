@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,8 +31,7 @@ struct Model {
   std::int64_t root = 0;
   Shape shape = {};
   std::optional<nn::LlamaConfig> llama = {};  ///< if it is one
-  /// What the user should know: guesses above all.
-  std::vector<std::string> notes = {};
+  std::string note = {};                      ///< what is guessed
 
   std::int64_t largest_unit() const;
 };
@@ -48,13 +46,6 @@ Model model_of(const nn::LlamaConfig& config, std::string name);
 /// Llamas; a note says that this is a guess. `parameters` is from 1 to nn::kMostParameters,
 /// `layers` at most nn::kMostLayers. Throws zero::Error for more layers than parameters.
 Model model_of_size(std::int64_t parameters, std::int64_t layers = 0);
-
-/// A model as Hugging Face saves it: `path` is a folder with config.json, safetensors or both, or
-/// one such file. Parameters are those of the safetensors if there are some, whatever the
-/// architecture; sizes of layers are those of config.json if it is a Llama's, else a guess. Throws
-/// zero::Error, naming the file, if neither can be read, and for sizes beyond the bounds of
-/// nn::check().
-Model model_of_files(const std::filesystem::path& path);
 
 /// Elements that one layer keeps for one token from forward to backward, an estimate:
 ///   4 hidden        inputs and outputs of two norms (the outputs are the projections' inputs)

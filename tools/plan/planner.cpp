@@ -67,9 +67,6 @@ void check_model(const Request& request, const Mesh& mesh) {
             "--pp {}: the model has {} layers, and every stage needs one", mesh.pipeline,
             request.model.units.size());
   if (llama) nn::check_tensor_parallel(*llama, static_cast<int>(mesh.tensor));
-  refuse_if(request.mesh.sequence_parallel && request.sequence % mesh.tensor != 0,
-            "--sequence-parallel: --tp {} does not divide --sequence {}", mesh.tensor,
-            request.sequence);
   const std::int64_t m = request.micro_batches_on(mesh), samples = request.samples_on(mesh);
   refuse_if(samples % m != 0,
             "--micro-batches {} does not divide the {} samples of a data rank (--batch {} x --tp "

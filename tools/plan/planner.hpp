@@ -54,9 +54,6 @@ struct MeshRequest {
   std::optional<std::int64_t> tensor, pipeline, shards;
   /// That a data rank cuts its samples into. Without it 1, and in a pipeline one for each sample.
   std::optional<std::int64_t> micro_batches;
-  bool gpipe = false;                  ///< all forwards before all backwards, in place of 1F1B
-  bool sequence_parallel = false;      ///< the residual stream is cut along the sequence
-  bool partition_activations = false;  ///< tensor ranks keep 1/T of a checkpointed input (Pa)
 
   bool operator==(const MeshRequest&) const = default;
 };

@@ -1,13 +1,11 @@
 // What the planner says and chooses where a line of figures.csv cannot say it, parts of a model on
 // a mesh, and from which ratio of bandwidths on HSDP and the parts of ZeRO++ pay.
-#include "planner.hpp"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
 
-#include "report.hpp"
+#include "program.hpp"
 
 namespace zero::plan {
 namespace {
@@ -101,7 +99,7 @@ TEST(FewestRanks, IsTheFirstThatFitsAndNeverOneThatDoesNot) {
 }
 
 // The last of four stages keeps inputs and logits of heads until the embedding's gradients come,
-// four micro-batches later. GPipe keeps the logits of all anyway.
+// four micro-batches later.
 TEST(Meshes, HeadsOfATiedModelWaitForTheGradientOfTheEmbedding) {
   nn::LlamaConfig config = nn::preset("tiny");
   config.layers = 4;
@@ -113,14 +111,9 @@ TEST(Meshes, HeadsOfATiedModelWaitForTheGradientOfTheEmbedding) {
   request.sequence = 10;
   const std::int64_t h = config.hidden, v = config.vocabulary;
   const std::int64_t layer = 4 * h + 4 * config.heads * config.head_size + 3 * config.mlp;
-  const auto expect_last = [&](std::int64_t elements) {
-    const StagePlan plan = plan_stage(request, Stage::kDdp, {1, 1, 1, 4});
-    ASSERT_EQ(plan.fullest, 3);
-    EXPECT_EQ(plan.activations, 2 * 10 * elements);
-  };
-  expect_last((layer + v) + v + 4 * h + 3 * v);
-  request.mesh.gpipe = true;
-  expect_last(8 * (layer + v) + v + 4 * h);
+  const StagePlan plan = plan_stage(request, Stage::kDdp, {1, 1, 1, 4});
+  ASSERT_EQ(plan.fullest, 3);
+  EXPECT_EQ(plan.activations, 2 * 10 * ((layer + v) + v + 4 * h + 3 * v));
 }
 
 TEST(Hosts, AtTheRatioFromWhichAWayPaysItTakesTheTimeOfZero3) {

@@ -3,33 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <ranges>
-#include <vector>
-
-#include <zero/base/error.hpp>
-#include <zero/base/names.hpp>
 
 namespace zero::plan {
-namespace {
-
-// The index of `wanted` in `known`.
-std::int64_t index_of(std::string_view kind, std::string_view wanted,
-                      const std::vector<std::string>& known) {
-  const auto found = std::ranges::find(known, wanted);
-  if (found != known.end()) return found - known.begin();
-  throw Error(base::unknown_name_message(kind, wanted, known));
-}
-
-}  // namespace
-
 const char* name(Stage stage) {
   constexpr const char* kNames[] = {"DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"};
   return kNames[static_cast<int>(stage)];
-}
-
-Policy policy(std::string_view dtype, std::string_view optimizer) {
-  const bool is_mixed = index_of("dtype", dtype, {"fp32", "mixed", "bf16", "fp16"}) > 0;
-  const std::int64_t moments = 4 * index_of("optimizer", optimizer, {"sgd", "momentum", "adamw"});
-  return is_mixed ? Policy{"mixed", 2, 2, 4 + moments} : Policy{"fp32", 4, 4, moments};
 }
 
 std::int64_t share(std::int64_t elements, std::int64_t ranks) {

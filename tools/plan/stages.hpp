@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
-#include <string_view>
 
 #include <zero/train/costs.hpp>
 
@@ -33,19 +31,15 @@ const char* name(Stage stage);
 
 /// Bytes that a parameter takes in each kind of model state.
 struct Policy {
-  std::string name;
+  const char* name;
   std::int64_t parameter, gradient;
   std::int64_t optimizer;  ///< moments, and master weights if there are any
   std::int64_t total() const { return parameter + gradient + optimizer; }
 };
 
-/// "fp32": 4 + 4 + 4 for each moment, 4 + 4 + 8 with AdamW. "mixed" ("bf16" and "fp16" mean the
-/// same): 2 + 2 + fp32 master weights and moments, 2 + 2 + 12. Optimizers are "adamw" (two
-/// moments), "momentum" (one) and "sgd" (none). Throws zero::Error for another name, of the policy
-/// or of the optimizer, with the known ones.
-Policy policy(std::string_view dtype, std::string_view optimizer = "adamw");
-inline Policy fp32() { return policy("fp32"); }
-inline Policy mixed() { return policy("mixed"); }
+/// With AdamW's two moments: in float32, and in 2 bytes with float32 master weights.
+constexpr Policy fp32() { return {"fp32", 4, 4, 8}; }
+constexpr Policy mixed() { return {"mixed", 2, 2, 12}; }
 
 /// `elements` over `ranks`, rounded up.
 std::int64_t share(std::int64_t elements, std::int64_t ranks);

@@ -1,14 +1,12 @@
 // Prints a table for lesson 08: activations cut by batch, by sequence, or by both. Columns: the
 // published saving, the bytes that a layer keeps (allocator), and the bytes that a rank sends for
 // that layer, tensor parallelism included.
-//   ./run step 08 activation_cuts --help
+//   ./run step 08 activation_cuts
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <vector>
 
-#include <tools/support/arguments.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
@@ -22,10 +20,8 @@
 namespace zero {
 namespace {
 
-struct Sizes {
-  int data = 2, tensor = 2;
-  std::int64_t samples = 8, tokens = 32, hidden = 64;
-};
+constexpr int kData = 2, kTensor = 2;
+constexpr std::int64_t kSamples = 8, kTokens = 32, kHidden = 64;
 
 // One way to cut activations. `published`: the factor of memory saved, as published.
 struct Cut {
@@ -40,28 +36,28 @@ struct Bytes {
   std::int64_t kept = 0, sent = 0;
 };
 
-Bytes of_layers(std::int64_t layers, const Sizes& sizes, const Cut& cut, dist::Mesh& mesh) {
+Bytes of_layers(std::int64_t layers, const Cut& cut, dist::Mesh& mesh) {
   dist::Communicator& axis = mesh.along("tensor");
   const nn::LlamaConfig config = {.vocabulary = 64,
-                                  .hidden = sizes.hidden,
+                                  .hidden = kHidden,
                                   .layers = layers,
                                   .heads = 8,
                                   .kv_heads = 8,
-                                  .head_size = sizes.hidden / 8,
-                                  .mlp = 2 * sizes.hidden};
+                                  .head_size = kHidden / 8,
+                                  .mlp = 2 * kHidden};
   nn::Llama model(config, {axis, cut.sequence});
   nn::SeededValues values(/*seed=*/1);
   nn::initialize_parameters(model, values);
   model.checkpoint_activations(true, {.partition_over = cut.sequence ? nullptr : &axis});
-  const std::int64_t mine = sizes.samples / cut.data;
-  const at::Tensor ids = (at::arange(mine * sizes.tokens) + mesh.along("data").rank())
+  const std::int64_t mine = kSamples / cut.data;
+  const at::Tensor ids = (at::arange(mine * kTokens) + mesh.along("data").rank())
                              .remainder(config.vocabulary)
-                             .view({mine, sizes.tokens});
+                             .view({mine, kTokens});
   const auto held = [] { return memory::snapshot()[memory::Category::kActivations]; };
   const dist::Traffic before = mesh.world().traffic();
   const std::int64_t held_before = held();
   const memory::Charge charge(memory::Category::kActivations);
-  const at::Tensor loss = model.loss(ids, ids, mine * sizes.tokens);
+  const at::Tensor loss = model.loss(ids, ids, mine * kTokens);
   Bytes bytes{.kept = held() - held_before};
   loss.backward();
   bytes.sent = mesh.world().traffic().since(before).bytes(dist::Purpose::kActivation);
@@ -69,11 +65,11 @@ Bytes of_layers(std::int64_t layers, const Sizes& sizes, const Cut& cut, dist::M
 }
 
 // Bytes of one layer: three layers minus two, so embedding and head cancel. Throws if ranks differ.
-Bytes of_a_layer(const Sizes& sizes, const Cut& cut) {
+Bytes of_a_layer(const Cut& cut) {
   const auto exits =
       dist::launch_ranks({.world_size = cut.data * cut.tensor}, [&](dist::Communicator& world) {
         dist::Mesh mesh(world, {{"data", cut.data}, {"tensor", cut.tensor}});
-        const Bytes two = of_layers(2, sizes, cut, mesh), three = of_layers(3, sizes, cut, mesh);
+        const Bytes two = of_layers(2, cut, mesh), three = of_layers(3, cut, mesh);
         return fmt::format("{} {}", three.kept - two.kept, three.sent - two.sent);
       });
   dist::check_all_well(exits);
@@ -87,63 +83,44 @@ Bytes of_a_layer(const Sizes& sizes, const Cut& cut) {
   return bytes;
 }
 
-void print_table(const Sizes& sizes) {
-  const int d = sizes.data, t = sizes.tensor;
-  const auto times = [](int factor) { return std::to_string(factor); };
+void print_table() {
   const std::vector<Cut> cuts = {{"nothing", 1, 1, true, "1"},
-                                 {"batch", d, 1, true, times(d)},
-                                 {"sequence", 1, t, true, times(t)},
-                                 {"both", d, t, true, times(d * t)},
-                                 {"batch, Pa", d, t, false, "-"}};
-  tools::Table table({{"cut", tools::Align::kLeft},
-                      {"data x tensor"},
-                      {"formula", tools::Align::kRight, "bytes", "a layer keeps"},
-                      {"measured", tools::Align::kRight, "bytes", "a layer keeps"},
-                      {"published", tools::Align::kRight, "times less"},
-                      {"of the batch", tools::Align::kRight, "times less"},
-                      {"of own samples", tools::Align::kRight, "times less"},
-                      {"sent", tools::Align::kRight, "bytes"}});
-  const std::int64_t whole = sizes.samples * sizes.tokens * sizes.hidden * 4;  // B S H, float32
+                                 {"batch", kData, 1, true, "2"},
+                                 {"sequence", 1, kTensor, true, "2"},
+                                 {"both", kData, kTensor, true, "4"},
+                                 {"batch, Pa", kData, kTensor, false, "-"}};
+  const std::vector<tools::Column> columns = {
+      {"cut", tools::Align::kLeft},
+      {"data x tensor"},
+      {"formula", tools::Align::kRight, "bytes", "a layer keeps"},
+      {"measured", tools::Align::kRight, "bytes", "a layer keeps"},
+      {"published", tools::Align::kRight, "times less"},
+      {"of the batch", tools::Align::kRight, "times less"},
+      {"of own samples", tools::Align::kRight, "times less"},
+      {"sent", tools::Align::kRight, "bytes"}};
+  constexpr std::int64_t kWhole = kSamples * kTokens * kHidden * 4;  // B S H, float32
+  std::vector<tools::Cells> rows;
   for (const Cut& cut : cuts) {
-    const Bytes bytes = of_a_layer(sizes, cut);
+    const Bytes bytes = of_a_layer(cut);
     const auto less = [&](std::int64_t than) {
       return tools::fixed(static_cast<double>(than) / static_cast<double>(bytes.kept), 2);
     };
-    table.add_row({cut.name, fmt::format("{} x {}", cut.data, cut.tensor),
-                   base::with_thousands(whole / (cut.data * cut.tensor)),
-                   base::with_thousands(bytes.kept), cut.published, less(whole),
-                   less(whole / cut.data), base::with_thousands(bytes.sent)});
+    rows.push_back({cut.name, fmt::format("{} x {}", cut.data, cut.tensor),
+                    base::with_thousands(kWhole / (cut.data * cut.tensor)),
+                    base::with_thousands(bytes.kept), cut.published, less(kWhole),
+                    less(kWhole / cut.data), base::with_thousands(bytes.sent)});
   }
-  fmt::print("{} samples of {} tokens, hidden size {}, float32, checkpoints\n{}", sizes.samples,
-             sizes.tokens, sizes.hidden, table.to_text());
+  fmt::print("{} samples of {} tokens, hidden size {}, float32, checkpoints\n{}", kSamples, kTokens,
+             kHidden, tools::table_text(columns, rows));
 }
 
 }  // namespace
+}  // namespace zero
 
-int run(int argc, char** argv) {
-  Sizes sizes;
-  CLI::App app{"What a layer keeps of activations that are cut by batch, by sequence, or by both."};
-  const auto option = [&](const char* name, auto& value, const char* what) {
-    app.add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
-  };
-  option("--data", sizes.data, "data-parallel ranks");
-  option("--tensor", sizes.tensor, "tensor-parallel ranks: 1, 2, 4 or 8");
-  option("--samples", sizes.samples, "samples of all ranks, a multiple of --data");
-  option("--tokens", sizes.tokens, "tokens of a sample, a multiple of --tensor");
-  option("--hidden", sizes.hidden, "hidden size, a multiple of 16");
-  CLI11_PARSE(app, argc, argv);
-  return run_program("activation_cuts", [&] {
-    tools::check_arguments(argc, argv);
-    if (sizes.samples % sizes.data != 0) {
-      throw Error(fmt::format("{} samples cannot be shared evenly by {} data-parallel ranks",
-                              sizes.samples, sizes.data));
-    }
-    memory::install();
-    print_table(sizes);
+int main() {
+  return zero::run_program("activation_cuts", [] {
+    zero::memory::install();
+    zero::print_table();
     return 0;
   });
 }
-
-}  // namespace zero
-
-int main(int argc, char** argv) { return zero::run(argc, argv); }

@@ -24,11 +24,6 @@ using dist::Operation;
 using dist::Purpose;
 using memory::Category;
 
-struct Options {
-  std::string model = "tiny";
-  int world_size = 2;
-};
-
 double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 // Counts and bytes do not depend on what the tokens are.
@@ -40,9 +35,9 @@ at::Tensor loss_of(nn::Llama& model, int rank) {
 }
 
 // A row of the table: what this rank gathered in a forward and a backward under `variant`.
-std::vector<std::string> measure(dist::Communicator& communicator, const Options& options,
-                                 const std::string& variant) {
-  const nn::LlamaConfig config = nn::preset(options.model);
+tools::Cells measure(dist::Communicator& communicator, const std::string& preset,
+                     const std::string& variant) {
+  const nn::LlamaConfig config = nn::preset(preset);
   const auto model = nn::defer([&] { return std::make_shared<nn::Llama>(config); });
   nn::SeededValues values(/*seed=*/7);
   TensorZero3 strategy({*model, communicator, optim::adamw(), &values, variant});
@@ -68,20 +63,22 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
           tools::fixed(mib(now.peak_of(Category::kGradients)), 2)};
 }
 
-std::string run_rank(dist::Communicator& communicator, const Options& options) {
-  tools::Table table({{"mode", tools::Align::kLeft},
-                      {"gathers"},
-                      {"reduce-scatters"},
-                      {"sent", tools::Align::kRight, "V"},
-                      {"peak", tools::Align::kRight, "MiB", "parameters beside the shard"},
-                      {"", tools::Align::kRight, "% of V", "parameters beside the shard"},
-                      {"gradients", tools::Align::kRight, "MiB", "peak"}});
+std::string run_rank(dist::Communicator& communicator, const std::string& model) {
+  const std::vector<tools::Column> columns = {
+      {"mode", tools::Align::kLeft},
+      {"gathers"},
+      {"reduce-scatters"},
+      {"sent", tools::Align::kRight, "V"},
+      {"peak", tools::Align::kRight, "MiB", "parameters beside the shard"},
+      {"", tools::Align::kRight, "% of V", "parameters beside the shard"},
+      {"gradients", tools::Align::kRight, "MiB", "peak"}};
+  std::vector<tools::Cells> rows;
   for (const char* variant : {"per_parameter", "flat", "whole"}) {
-    table.add_row(measure(communicator, options, variant));
+    rows.push_back(measure(communicator, model, variant));
   }
   if (communicator.rank() == 0) {
-    fmt::print("{}, {} ranks, one step with one micro-batch:\n{}", options.model,
-               communicator.size(), table.to_text());
+    fmt::print("{}, {} ranks, one step with one micro-batch:\n{}", model, communicator.size(),
+               tools::table_text(columns, rows));
   }
   return "";
 }
@@ -89,21 +86,17 @@ std::string run_rank(dist::Communicator& communicator, const Options& options) {
 }  // namespace
 
 int run(int argc, char** argv) {
-  Options options;
+  std::string model = "tiny";
   CLI::App app{"How much is whole at a time under stage 3, and how many collectives that takes."};
-  app.add_option("--model", options.model, "one of the presets")->capture_default_str();
-  app.add_option("--nproc", options.world_size, "ranks")
+  app.add_option("--model", model, "one of the presets")
       ->capture_default_str()
-      ->check(CLI::Range(1, 64));
+      ->check(CLI::IsMember(nn::preset_names()));
   CLI11_PARSE(app, argc, argv);
   return run_program("gathers", [&] {
-    nn::preset(options.model);  // an unknown name is an error here, not once on every rank
     memory::install();
-    dist::LaunchOptions launch;
-    launch.world_size = options.world_size;
-    const auto exits = dist::launch_ranks(
-        launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
-    dist::check_all_well(exits);
+    dist::check_all_well(dist::launch_ranks(
+        {.world_size = 2},
+        [&](dist::Communicator& communicator) { return run_rank(communicator, model); }));
     return 0;
   });
 }

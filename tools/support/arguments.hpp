@@ -1,6 +1,9 @@
 #pragma once
 
+#include <initializer_list>
 #include <string>
+
+#include <zero/base/names.hpp>
 
 namespace CLI {
 class App;
@@ -19,8 +22,9 @@ inline constexpr int kWrongUsage = 2;
 
 /// Reads the command line as CLI11 does, after check_arguments(). If help was asked for or the line
 /// is wrong, prints the help, or `program`, the error and what would be right, and ends the
-/// program.
-void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv);
+/// program. `removed`: options that an earlier release of this program had.
+void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv,
+                     std::initializer_list<base::Removed> removed = {});
 
 /// For CLI11's check(): the error for a number's text if it is NaN, else "". CLI::Range accepts
 /// NaN.

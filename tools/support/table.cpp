@@ -4,59 +4,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
-
-#include <zero/base/error.hpp>
 
 namespace zero::tools {
 namespace {
 
-std::string padded(const std::string& cell, std::size_t width, Align align) {
-  const std::string space(width > cell.size() ? width - cell.size() : 0, ' ');
-  return align == Align::kLeft ? cell + space : space + cell;
-}
+// Columns that are set under one heading.
+struct Span {
+  std::size_t first = 0, last = 0, width = 0;
+};
 
-void strip_trailing_spaces(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
-
-}  // namespace
-
-Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
-  if (columns_.empty()) throw Error("a table needs at least one column");
-}
-
-Table& Table::add_row(std::vector<std::string> cells) {
-  if (cells.size() != columns_.size()) {
-    throw Error(fmt::format("a row of {} cells does not fit a table of {} columns", cells.size(),
-                            columns_.size()));
-  }
-  rows_.push_back(std::move(cells));
-  return *this;
-}
-
-bool Table::joined_to_previous(std::size_t column) const {
-  return column > 0 && !columns_[column].group.empty() &&
-         columns_[column].group == columns_[column - 1].group;
-}
-
-std::vector<std::size_t> Table::column_widths() const {
-  std::vector<std::size_t> widths;
-  for (std::size_t i = 0; i < columns_.size(); ++i) {
-    std::size_t width = std::max(columns_[i].header.size(), columns_[i].unit.size());
-    for (const auto& row : rows_) width = std::max(width, row[i].size());
-    widths.push_back(width);
-  }
-  // A group's heading may be wider than its columns: the last column is widened then.
-  for (const Span& span : spans(widths)) {
-    const std::size_t needed = columns_[span.first].group.size();
-    if (needed > span.width) widths[span.last] += needed - span.width;
-  }
-  return widths;
-}
-
-std::vector<Table::Span> Table::spans(const std::vector<std::size_t>& widths) const {
+std::vector<Span> spans(const std::vector<Column>& columns,
+                        const std::vector<std::size_t>& widths) {
   std::vector<Span> all;
-  for (std::size_t i = 0; i < columns_.size(); ++i) {
-    if (joined_to_previous(i)) {
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const std::string& group = columns[i].group;
+    if (i > 0 && !group.empty() && group == columns[i - 1].group) {
       all.back().last = i;
       all.back().width += 1 + widths[i];
     } else {
@@ -66,52 +28,65 @@ std::vector<Table::Span> Table::spans(const std::vector<std::size_t>& widths) co
   return all;
 }
 
-std::string Table::group_line(const std::vector<std::size_t>& widths) const {
+std::vector<std::size_t> widths_of(const std::vector<Column>& columns,
+                                   const std::vector<Cells>& rows) {
+  std::vector<std::size_t> widths;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    widths.push_back(std::max(columns[i].header.size(), columns[i].unit.size()));
+    for (const Cells& row : rows) widths[i] = std::max(widths[i], row.at(i).size());
+  }
+  // A group's heading may be wider than its columns: the last column is widened then.
+  for (const Span& span : spans(columns, widths)) {
+    const std::size_t needed = columns[span.first].group.size();
+    if (needed > span.width) widths[span.last] += needed - span.width;
+  }
+  return widths;
+}
+
+// Two spaces between spans and one inside, and none at the end.
+std::string joined(const std::vector<Span>& spans,
+                   const std::function<std::string(std::size_t)>& cell) {
   std::string line;
-  for (const auto& [first, last, width] : spans(widths)) {
-    const std::string& group = columns_[first].group;
-    if (first > 0) line += "  ";
-    // If there is room, dashes on both sides show which columns the heading spans.
-    if (!group.empty() && group.size() + 4 <= width) {
-      line += fmt::format("{:-^{}}", " " + group + " ", width);
-    } else {
-      line += fmt::format("{:^{}}", group, width);
+  for (const Span& span : spans) {
+    if (span.first > 0) line += "  ";
+    for (std::size_t i = span.first; i <= span.last; ++i) {
+      line += (i > span.first ? " " : "") + cell(i);
     }
   }
-  strip_trailing_spaces(line);
+  line.erase(line.find_last_not_of(' ') + 1);
   return line + "\n";
 }
 
-std::string Table::text_line(const std::vector<std::size_t>& widths,
-                             const std::vector<std::string>& cells) const {
-  std::string line;
-  for (std::size_t i = 0; i < cells.size(); ++i) {
-    if (i > 0) line += joined_to_previous(i) ? " " : "  ";
-    line += padded(cells[i], widths[i], columns_[i].align);
-  }
-  strip_trailing_spaces(line);
-  return line + "\n";
+// If there is room, dashes on both sides show which columns the heading spans.
+std::string heading(const std::string& group, std::size_t width) {
+  if (group.empty() || group.size() + 4 > width) return fmt::format("{:^{}}", group, width);
+  return fmt::format("{:-^{}}", " " + group + " ", width);
 }
 
-std::string Table::to_text() const {
-  const std::vector<std::size_t> widths = column_widths();
-  std::vector<std::string> headers;
-  std::vector<std::string> units;
-  std::size_t total = 0;
-  bool any_unit = false;
-  bool any_group = false;
-  for (std::size_t i = 0; i < columns_.size(); ++i) {
-    headers.push_back(columns_[i].header);
-    units.push_back(columns_[i].unit);
-    any_unit |= !columns_[i].unit.empty();
-    any_group |= !columns_[i].group.empty();
-    total += widths[i] + (i == 0 ? 0 : joined_to_previous(i) ? 1 : 2);
-  }
-  std::string text = any_group ? group_line(widths) : std::string();
-  text += text_line(widths, headers);
-  if (any_unit) text += text_line(widths, units);
+}  // namespace
+
+std::string table_text(const std::vector<Column>& columns, const std::vector<Cells>& rows) {
+  const std::vector<std::size_t> widths = widths_of(columns, rows);
+  const std::vector<Span> all = spans(columns, widths);
+  const auto line = [&](const auto& text) {
+    return joined(all, [&](std::size_t i) {
+      return columns[i].align == Align::kLeft ? fmt::format("{:<{}}", text(i), widths[i])
+                                              : fmt::format("{:>{}}", text(i), widths[i]);
+    });
+  };
+  std::vector<Span> groups = all;
+  for (Span& group : groups) group.last = group.first;
+  std::string text = joined(groups, [&](std::size_t first) {
+    return heading(columns[first].group, std::ranges::find(all, first, &Span::first)->width);
+  });
+  if (text == "\n") text.clear();
+  text += line([&](std::size_t i) { return columns[i].header; });
+  const std::string units = line([&](std::size_t i) { return columns[i].unit; });
+  if (units != "\n") text += units;
+  std::size_t total = 2 * (all.size() - 1);
+  for (const Span& span : all) total += span.width;
   text += std::string(total, '-') + "\n";
-  for (const auto& row : rows_) text += text_line(widths, row);
+  for (const Cells& row : rows) text += line([&](std::size_t i) { return row[i]; });
   return text;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,7 +8,7 @@ namespace zero::tools {
 
 enum class Align { kLeft, kRight };
 
-/// One column of a Table.
+/// One column of a table.
 struct Column {
   std::string header;
   Align align = Align::kRight;
@@ -20,39 +20,30 @@ struct Column {
   std::string group = {};
 };
 
-/// A table of text cells, printed with aligned columns for a terminal.
-///
-/// The caller turns numbers into text (see fixed()), so that every column has its own number of
-/// decimals. Widths are counted in bytes: cells must be plain ASCII.
-class Table {
- public:
-  /// Throws zero::Error if there is no column.
-  explicit Table(std::vector<Column> columns);
+using Cells = std::vector<std::string>;
 
-  /// Adds a row with one cell for each column. Throws zero::Error if the count differs.
-  Table& add_row(std::vector<std::string> cells);
+/// A table for a terminal: a rule of dashes under the headers, two spaces between columns (one
+/// inside a group), no space at the end of a line, and a newline at the end of each. The caller
+/// turns numbers into text (see fixed()), so that every column has its own number of decimals.
+/// Widths are counted in bytes: cells must be plain ASCII. Each row has a cell for each column.
+std::string table_text(const std::vector<Column>& columns, const std::vector<Cells>& rows);
 
-  std::size_t rows() const { return rows_.size(); }
-
-  /// The table with a rule of dashes under the headers, two spaces between columns (one inside a
-  /// group), no space at the end of a line, and a newline at the end of each.
-  std::string to_text() const;
-
- private:
-  /// Columns under one heading.
-  struct Span {
-    std::size_t first, last, width;
-  };
-  std::vector<Span> spans(const std::vector<std::size_t>& widths) const;
-  std::vector<std::size_t> column_widths() const;
-  bool joined_to_previous(std::size_t column) const;
-  std::string group_line(const std::vector<std::size_t>& widths) const;
-  std::string text_line(const std::vector<std::size_t>& widths,
-                        const std::vector<std::string>& cells) const;
-
-  std::vector<Column> columns_;
-  std::vector<std::vector<std::string>> rows_;
+/// A column, and its cell in the row of a `Row`.
+template <class Row>
+struct Figure : Column {
+  std::function<std::string(const Row&)> cell;
 };
+
+/// The table of these figures, with a row for each of `rows`.
+template <class Row>
+std::string table_of(const std::vector<Row>& rows, const std::vector<Figure<Row>>& figures) {
+  std::vector<Cells> cells;
+  for (const Row& row : rows) {
+    cells.emplace_back();
+    for (const Figure<Row>& figure : figures) cells.back().push_back(figure.cell(row));
+  }
+  return table_text({figures.begin(), figures.end()}, cells);
+}
 
 /// `value` with a fixed number of decimals: fixed(0.5, 3) is "0.500". "-" if it is not finite, and
 /// never "-0.000".
