@@ -1,6 +1,6 @@
 """Our modes beside PyTorch's own data parallelism: same weights, batches, threads, machine, run.
 
-    ./run peers [--pairs ddp,zero1,zero2,zero3] [--model smollm2-360m] [--nproc 2] [--steps 4] [--rounds 3]
+    ./run peers [--pairs ddp,zero1,zero2,zero3] [--model smollm2-360m] [--steps 6] [--rounds 3]
 
 makes a model of SmolLM2's architecture with random weights and a token file of this project's prose, trains both sides
 on them in turn, round after round, so that a busy machine hurts both alike, and prints
@@ -62,22 +62,21 @@ OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engi
 THEIRS = {"ddp": "DDP", "zero1": "DDP + ZeroRedundancyOptimizer", "zero2": "FSDP2, no reshard",
           "zero3": "FSDP2, reshard", "deepspeed1": "DeepSpeed, stage 1", "deepspeed3": "DeepSpeed, stage 3"}
 PAIRS = ("ddp", "zero1", "zero2", "zero3")  # unless others are named
-# smollm2-86m is SmolLM2-360M with 4 of its 32 layers: 86 million parameters, quick to train.
-SMOLLM2 = dict(vocab_size=49152, hidden_size=960, num_attention_heads=15, num_key_value_heads=5,
-               head_dim=64, intermediate_size=2560)
 MODELS = {
     "tiny": dict(vocab_size=256, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
                  head_dim=16, intermediate_size=176, num_hidden_layers=2),
-    "smollm2-86m": dict(SMOLLM2, num_hidden_layers=4),
-    "smollm2-360m": dict(SMOLLM2, num_hidden_layers=32),
+    "smollm2-360m": dict(vocab_size=49152, hidden_size=960, num_attention_heads=15, num_key_value_heads=5,
+                         head_dim=64, intermediate_size=2560, num_hidden_layers=32),
 }
 LEARNING_RATE = 5e-5
 SEED = 42
+PHASES = ("forward", "backward", "optimizer")
 STATES = ("parameter", "gradient", "optimizer")
 LOSS_TOLERANCE = 1e-4  # relative
-SEQUENCE, BATCH = 128, 1  # tokens of a sample, samples a rank and step
+RANKS, SEQUENCE = 2, 128  # a rank has one sample of so many tokens in a step
 REMOVED = {"--ours": "a pair has one mode; ./run ladder --modes compares ours with each other",
            "--seq-len": f"samples have {SEQUENCE} tokens", "--batch": "a rank has one sample a step",
+           "--nproc": f"there are {RANKS} ranks",
            "--no-memory": "the peak of PyTorch's allocator is always asked for, by one short run",
            "--no-huge-pages": "large blocks are on huge pages on both sides"}
 TIME_LIMIT_S = 3600
@@ -140,59 +139,46 @@ def make_batches(ids, options, path):
     import torch
     from safetensors.torch import save_file
 
-    length = SEQUENCE
-    order = list(range((len(ids) - 1) // length))
+    order = list(range((len(ids) - 1) // SEQUENCE))
     prepare.shuffle(order, SEED)
-    shape = (options.steps, options.nproc, BATCH, length)
-    needed = options.steps * options.nproc * BATCH
+    needed = options.steps * RANKS
     if needed > len(order):
-        raise Failure(f"{needed} samples of {length} tokens are needed, the text has "
+        raise Failure(f"{needed} samples of {SEQUENCE} tokens are needed, the text has "
                       f"{len(order)}: take fewer --steps")
     stream = torch.tensor(ids.tolist())
-    inputs = torch.stack([stream[i * length:(i + 1) * length] for i in order[:needed]])
-    targets = torch.stack([stream[i * length + 1:(i + 1) * length + 1] for i in order[:needed]])
-    save_file({"inputs": inputs.view(shape).contiguous(),
-               "targets": targets.view(shape).contiguous()}, path)
+    samples = torch.stack([stream[i * SEQUENCE:(i + 1) * SEQUENCE + 1] for i in order[:needed]])
+    samples = samples.view(options.steps, RANKS, 1, SEQUENCE + 1)
+    save_file({"inputs": samples[..., :-1].contiguous(), "targets": samples[..., 1:].contiguous()}, path)
 
 
 # ---- the two sides -------------------------------------------------------------------------------
 
 
-def threads(options):
-    return max(1, len(os.sched_getaffinity(0)) // options.nproc)
+def threads():
+    return max(1, len(os.sched_getaffinity(0)) // RANKS)
 
 
-def run_ours(pair, options, work, keep, compute):
+def run_ours(pair, options, work, keep):
     """One run of the ladder program with one mode."""
-    report = work / "ours.json"
+    report, log = work / "ours.json", work / "ours.log"
     command = [options.ladder, "--modes", OURS[pair], "--weights", work / "weights",
-               "--data", work / "text.tokens", "--nproc", options.nproc, "--steps", options.steps,
-               "--seq-len", SEQUENCE, "--batch", BATCH, "--lr", LEARNING_RATE,
-               "--seed", options.seed_of_ours, "--json", report]
-    if not compute:
-        command.append("--no-compute-alone")
-    if keep:
-        command += ["--save", work / "ours"]
-    log = work / "ours.log"
+               "--data", work / "text.tokens", "--nproc", RANKS, "--steps", options.steps,
+               "--seq-len", SEQUENCE, "--lr", LEARNING_RATE, "--seed", options.seed_of_ours, "--json", report,
+               *(["--save", work / "ours"] if keep else [])]
     with open(log, "w") as out:
         code = subprocess.run([str(part) for part in command], stdout=out,
                               stderr=subprocess.STDOUT, check=False, env=ENVIRONMENT).returncode
     if code != 0:
         raise Failure(f"{OURS[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
     document = json.loads(report.read_text())
-    mode = document["modes"][0]
-    result = {"step_s": mode["step_seconds_max"], "forward_s": mode["forward_seconds"],
-              "backward_s": mode["backward_seconds"], "optimizer_s": mode["optimizer_seconds"],
-              "exposed_s": mode["communication_seconds"], "peak_mib": mode["peak_mib"],
-              "rest_mib": mode["total_mib"], "sent_bytes": mode["sent_bytes_per_rank"],
-              "losses": mode["losses"],
-              **{f"{state}_mib": mode[f"{state}_mib"] for state in STATES},
-              "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"])}
-    if compute:
-        alone = document["compute_alone"]
-        result["compute_s"] = (alone["forward_seconds"] + alone["backward_seconds"] +
-                               mode["optimizer_seconds_max"])
-    return result
+    mode, alone = document["modes"][0], document["compute_alone"]
+    return {"step_s": mode["step_seconds_max"], **{f"{phase}_s": mode[f"{phase}_seconds"] for phase in PHASES},
+            "exposed_s": mode["communication_seconds"], "peak_mib": mode["peak_mib"],
+            "rest_mib": mode["total_mib"], "sent_bytes": mode["sent_bytes_per_rank"],
+            **{f"{state}_mib": mode[f"{state}_mib"] for state in STATES},
+            "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"]),
+            "compute_s": alone["forward_seconds"] + alone["backward_seconds"] + mode["optimizer_seconds_max"],
+            "losses": mode["losses"]}
 
 
 def first_that_fails(processes):
@@ -229,37 +215,31 @@ def run_torch(pair, options, work, keep, memory=False):
     """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
     store = work / "store"
     store.unlink(missing_ok=True)
-    logs = [work / f"torch.{rank}.log" for rank in range(options.nproc)]
-    ranks = []
-    for rank in range(options.nproc):
-        rank_options = torch_rank.RankOptions(
-            pair=pair, rank=rank, world_size=options.nproc, store=store,
-            weights=work / "weights", batches=work / "batches.safetensors",
-            learning_rate=LEARNING_RATE, threads=threads(options),
-            result=work / f"torch.{rank}.json",
-            final=work / "torch.safetensors" if keep else None, memory=memory)
-        ranks.append(FORK.Process(target=torch_rank_main, args=(logs[rank], rank_options)))
+    logs = [work / f"torch.{rank}.log" for rank in range(RANKS)]
+    results = [work / f"torch.{rank}.json" for rank in range(RANKS)]
+    ranks = [FORK.Process(target=torch_rank_main, args=(logs[rank], torch_rank.RankOptions(
+        pair=pair, rank=rank, world_size=RANKS, store=store, weights=work / "weights",
+        batches=work / "batches.safetensors", learning_rate=LEARNING_RATE, threads=threads(),
+        result=results[rank], final=work / "torch.safetensors" if keep else None, memory=memory)))
+        for rank in range(RANKS)]
     failed = first_that_fails(ranks)
     if failed is not None:
-        log = logs[failed].read_text()[-3000:]
-        raise Failure(f"PyTorch's {THEIRS[pair]}: rank {failed} ended with "
-                      f"{ranks[failed].exitcode}:\n{log}")
-    results = [json.loads((work / f"torch.{r}.json").read_text()) for r in range(options.nproc)]
+        raise Failure(f"PyTorch's {THEIRS[pair]}: rank {failed} ended with {ranks[failed].exitcode}:\n"
+                      f"{logs[failed].read_text()[-3000:]}")
+    results = [json.loads(result.read_text()) for result in results]
     if memory:
         return max(result["peak_mib"] for result in results)
-    counted = [result["steps"][1:] or result["steps"] for result in results]
 
     def slowest(key):
-        return max(statistics.median(step[key] for step in steps) for steps in counted)
+        return max(statistics.median(step[key] for step in result["steps"][1:] or result["steps"])
+                   for result in results)
 
-    return {"step_s": slowest("step_s"), "forward_s": slowest("forward_s"),
-            "backward_s": slowest("backward_s"), "optimizer_s": slowest("optimizer_s"),
+    return {"step_s": slowest("step_s"), **{f"{phase}_s": slowest(f"{phase}_s") for phase in PHASES},
             "rest_mib": max(result["rest_mib"] for result in results),
-            "sent_bytes": results[0]["sent_bytes"] / options.nproc,
-            "losses": results[0]["losses"], "torch": results[0]["torch"],
+            "sent_bytes": results[0]["sent_bytes"] / RANKS,
             **{f"{state}_mib": statistics.mean(result[f"{state}_mib"] for result in results)
                for state in STATES if f"{state}_mib" in results[0]},
-            "hwm_mib": max(result["hwm_mib"] for result in results)}
+            "hwm_mib": max(result["hwm_mib"] for result in results), "losses": results[0]["losses"]}
 
 
 def check_losses(pair, ours, theirs):
@@ -304,21 +284,17 @@ class Others:
         return max(0.0, others / max(1, everything))
 
 
-def spread(values):
-    return [min(values), max(values)]
-
-
 def run_round(pair, options, work, keep):
     """One run of either side, and the share of the processors that others took."""
     others = Others()
     print(f"  {OURS[pair]}", end="", flush=True)
-    ours = run_ours(pair, options, work, keep, compute=True)
+    ours = run_ours(pair, options, work, keep)
     print(f" {ours['step_s']:.2f} s, {THEIRS[pair]}", end="", flush=True)
     theirs = run_torch(pair, options, work, keep)
     check_losses(pair, ours["losses"], theirs["losses"])
     share = others.share()
     print(f" {theirs['step_s']:.2f} s, others {share:.1%}", flush=True)
-    return {"ours": ours, "theirs": theirs, "others": share}
+    return {"ours": ours, "torch": theirs, "others": share}
 
 
 def quietest(run, rounds, others):
@@ -329,89 +305,54 @@ def quietest(run, rounds, others):
     return sorted(done, key=lambda each: max(others, each["others"]))[:rounds]
 
 
+def summary(runs, name):
+    """The medians of all figures of one side."""
+    medians = {key: statistics.median(run[key] for run in runs) for key in runs[0] if key != "losses"}
+    return {"name": name, **medians, "tokens_per_s": RANKS * SEQUENCE / medians["step_s"],
+            "losses": runs[0]["losses"]}
+
+
 def compare(pair, options, work):
     done = quietest(lambda index: run_round(pair, options, work, keep=index == 0), options.rounds,
                     options.others / 100)
-    ours, theirs = [each["ours"] for each in done], [each["theirs"] for each in done]
     difference = in_a_child(largest_difference, work / "ours" / "model.safetensors",
                             work / "torch.safetensors")
     shutil.rmtree(work / "ours")
     (work / "torch.safetensors").unlink()
     peak = run_torch(pair, options, work, keep=False, memory=True)
-    ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours, theirs)]
-
-    def median(runs, key):
-        return statistics.median(run[key] for run in runs)
-
-    def step_spread(runs):
-        return spread([run["step_s"] for run in runs])
-
-    tokens = options.nproc * BATCH * SEQUENCE
-    phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
-              for side, runs in (("ours", ours), ("torch", theirs))
-              for phase in ("forward", "backward", "optimizer")}
-    states = {f"{side}_{state}_mib": runs[0].get(f"{state}_mib")
-              for side, runs in (("ours", ours), ("torch", theirs)) for state in STATES}
-    return {
-        **phases, **states, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
-        "torch_rest_mib": median(theirs, "rest_mib"),
-        "torch_sent_bytes_per_rank": median(theirs, "sent_bytes"),
-        "pair": pair, "ours": OURS[pair], "torch": THEIRS[pair], "model": options.model,
-        "world_size": options.nproc, "ours_step_s": median(ours, "step_s"),
-        "torch_step_s": median(theirs, "step_s"), "ratio": statistics.median(ratios),
-        "ratios": ratios, "ratio_spread": spread(ratios),
-        "ours_step_spread_s": step_spread(ours), "torch_step_spread_s": step_spread(theirs),
-        "compute_only_s": median(ours, "compute_s"),
-        "ours_tokens_per_s": tokens / median(ours, "step_s"),
-        "torch_tokens_per_s": tokens / median(theirs, "step_s"),
-        "ours_hwm_mib": median(ours, "hwm_mib"), "torch_hwm_mib": median(theirs, "hwm_mib"),
-        "ours_rest_mib": ours[0]["rest_mib"], "ours_peak_mib": ours[0]["peak_mib"],
-        "ours_sent_bytes_per_rank": ours[0]["sent_bytes"], "max_rel_diff": difference,
-        "others": max(each["others"] for each in done),
-        "ours_losses": ours[0]["losses"], "torch_losses": theirs[0]["losses"],
-        "torch_version": theirs[0]["torch"],
-    }
+    ratios = [each["ours"]["step_s"] / each["torch"]["step_s"] for each in done]
+    return {"pair": pair, "world_size": RANKS, "ours": summary([each["ours"] for each in done], OURS[pair]),
+            "torch": {**summary([each["torch"] for each in done], THEIRS[pair]), "peak_mib": peak},
+            "ratio": statistics.median(ratios), "ratios": ratios, "max_rel_diff": difference,
+            "others": max(each["others"] for each in done)}
 
 
-def print_table(rows, parameters):
+def print_tables(rows, parameters):
     """`parameters` of the model: under DDP with AdamW each takes 16 bytes, to which the last column compares."""
-    head = ["pair", "ours", "PyTorch's", "step", "PyTorch", "ratio", "spread", "compute",
-            "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference", "others"]
-    lines = [head] + [[
-        row["pair"], row["ours"], row["torch"], f"{row['ours_step_s']:.2f} s",
-        f"{row['torch_step_s']:.2f} s", f"{row['ratio']:.2f}",
-        "{:.2f}-{:.2f}".format(*row["ratio_spread"]), f"{row['compute_only_s']:.2f} s",
-        f"{row['ours_step_s'] / row['compute_only_s']:.2f}", f"{row['ours_hwm_mib']:.0f}",
-        f"{row['torch_hwm_mib']:.0f}", f"{row['ours_hwm_mib'] / row['torch_hwm_mib']:.2f}",
-        f"{row['max_rel_diff']:.1e}", f"{row['others']:.1%}"] for row in rows]
-    print_lines(lines)
-    print()
-    lines = [["", "forward", "backward", "optimizer", "exposed", "tokens/s", "at rest MiB",
-              "peak MiB", "sent MiB"]]
+    lines = [["pair", "ours", "PyTorch's", "step", "PyTorch", "ratio", "spread", "compute",
+              "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference", "others"]]
     for row in rows:
-        for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
-            exposed = f"{row['ours_exposed_s']:.2f} s" if side == "ours" else "-"
-            lines.append([
-                name, *(f"{row[f'{side}_{phase}_s']:.2f} s"
-                        for phase in ("forward", "backward", "optimizer")), exposed,
-                f"{row[f'{side}_tokens_per_s']:.0f}", f"{row[f'{side}_rest_mib']:.0f}",
-                f"{row[f'{side}_peak_mib']:.0f}",
-                f"{row[f'{side}_sent_bytes_per_rank'] / 2**20:.0f}"])
+        ours, torch = row["ours"], row["torch"]
+        lines.append([
+            row["pair"], ours["name"], torch["name"], f"{ours['step_s']:.2f} s", f"{torch['step_s']:.2f} s",
+            f"{row['ratio']:.2f}", f"{min(row['ratios']):.2f}-{max(row['ratios']):.2f}", f"{ours['compute_s']:.2f} s",
+            f"{ours['step_s'] / ours['compute_s']:.2f}", f"{ours['hwm_mib']:.0f}", f"{torch['hwm_mib']:.0f}",
+            f"{ours['hwm_mib'] / torch['hwm_mib']:.2f}", f"{row['max_rel_diff']:.1e}", f"{row['others']:.1%}"])
     print_lines(lines)
-    print()
-    lines = [["", "parameters MiB", "gradients MiB", "optimizer MiB", "total MiB", "ratio"]]
-    for row in rows:
-        for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
-            states = [row[f"{side}_{state}_mib"] for state in STATES]
-            if None in states:
-                continue
-            lines.append([name, *(f"{mib:.2f}" for mib in [*states, sum(states)]),
-                          f"{sum(states) * 2**20 / (16 * parameters):.3f}"])
-    print_lines(lines)
+    sides = [row[side] for row in rows for side in ("ours", "torch")]
+    print_lines([["", *PHASES, "exposed", "tokens/s", "at rest MiB", "peak MiB", "sent MiB"]] + [
+        [side["name"], *(f"{side[f'{phase}_s']:.2f} s" for phase in PHASES),
+         f"{side['exposed_s']:.2f} s" if "exposed_s" in side else "-", f"{side['tokens_per_s']:.0f}",
+         f"{side['rest_mib']:.0f}", f"{side['peak_mib']:.0f}", f"{side['sent_bytes'] / 2**20:.0f}"] for side in sides])
+    held = {side["name"]: [side[f"{state}_mib"] for state in STATES] for side in sides if "optimizer_mib" in side}
+    print_lines([["", "parameters MiB", "gradients MiB", "optimizer MiB", "total MiB", "ratio"]] + [
+        [name, *(f"{mib:.2f}" for mib in [*states, sum(states)]), f"{sum(states) * 2**20 / (16 * parameters):.3f}"]
+        for name, states in held.items()])
 
 
 def print_lines(lines):
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    print()
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 
@@ -437,9 +378,7 @@ def parse_arguments():
 
     parser.add_argument("--pairs", type=pair_list, default=list(PAIRS),
                         help=f"of {','.join(OURS)} ({','.join(PAIRS)})")
-    parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m",
-                        help="smollm2-86m has 4 of the 32 layers (smollm2-360m)")
-    parser.add_argument("--nproc", type=positive, default=2, help="ranks (2)")
+    parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m")
     parser.add_argument("--steps", type=positive, default=6, help="of every run (6)")
     parser.add_argument("--rounds", type=positive, default=3, help="of both sides in turn (3)")
     parser.add_argument("--others", type=float, default=3, metavar="PERCENT",
@@ -466,10 +405,8 @@ def compare_all(options, work):
     for pair in options.pairs:
         print(f"{pair}: {OURS[pair]} beside {THEIRS[pair]}", flush=True)
         rows.append(compare(pair, options, work))
-    return {"rows": rows, "parameters": parameters, "steps": options.steps,
-            "rounds": options.rounds, "sequence_length": SEQUENCE,
-            "batch_size": BATCH, "threads": threads(options),
-            "command": ["./run", "peers", *sys.argv[1:]]}
+    return {"rows": rows, "parameters": parameters, "model": options.model, "steps": options.steps,
+            "rounds": options.rounds, "command": ["./run", "peers", *sys.argv[1:]]}
 
 
 def keep_the_heap():
@@ -481,10 +418,10 @@ def keep_the_heap():
             raise Failure(f"mallopt() refuses {name} = {size}")
 
 
-def import_torch_with(options):
+def import_torch():
     """PyTorch reads these when it is loaded; our side has the same pages, and the same malloc."""
     global torch_rank
-    os.environ["OMP_NUM_THREADS"] = str(threads(options))
+    os.environ["OMP_NUM_THREADS"] = str(threads())
     os.environ["THP_MEM_ALLOC_ENABLE"] = ENVIRONMENT["THP_MEM_ALLOC_ENABLE"] = "1"
     keep_the_heap()
     import torch_rank
@@ -493,15 +430,15 @@ def import_torch_with(options):
 def main():
     options = parse_arguments()
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    import_torch_with(options)
+    import_torch()
     try:
         with tempfile.TemporaryDirectory(prefix="zero_peers_") as folder:
             document = compare_all(options, Path(folder))
     except Failure as failure:
         sys.exit(f"peers: {failure}")
     print(f"\nMedians of {options.rounds} round{'' if options.rounds == 1 else 's'}; large blocks "
-          "on huge pages, on both sides\n")
-    print_table(document["rows"], document["parameters"])
+          "on huge pages, on both sides")
+    print_tables(document["rows"], document["parameters"])
     temporary = Path(options.json + ".tmp")
     temporary.write_text(json.dumps(document, indent=2) + "\n")
     temporary.replace(options.json)

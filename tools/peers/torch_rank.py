@@ -222,7 +222,7 @@ def run(options):
     steps, losses = train(model, optimizer, batches)
     dist.barrier()
     sent = (sent_over_loopback() - sent) / len(steps)
-    result = {"torch": torch.__version__, "steps": steps, "losses": losses, "sent_bytes": sent,
+    result = {"steps": steps, "losses": losses, "sent_bytes": sent,
               "rest_mib": status_mib("VmRSS"), "hwm_mib": status_mib("VmHWM"),
               **model_states(model, optimizer)}
     if options.final:
