@@ -112,7 +112,7 @@ class Paths(Script):
         self.expect("gpu", ["--table", "-"], ["--table", "-"])
 
     def test_that_are_none_stay(self):
-        self.expect("timeline", ["--json", "-"], ["--json", "-"])
+        self.expect("timeline", ["--picture", "-"], ["--picture", "-"])
         self.expect("ladder", ["--json", "/a", "--save", "", "--model", "tiny"],
                     ["--json", "/a", "--save", "", "--model", "tiny"])
 

@@ -5,17 +5,7 @@ One stacked bar a mode: parameters, gradients and optimizer, means over the rank
 total as a line across the bar, the peak of a step as a diamond, the fullest rank as a triangle.
 """
 
-from plot_style import (
-    CATEGORY_COLOURS,
-    PAGE_WIDTH,
-    QUIET_COLOUR,
-    TEXT_COLOUR,
-    BadInput,
-    field,
-    number,
-    plt,
-    run,
-)
+from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, plt, run
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -30,41 +20,12 @@ BAR_WIDTH = 0.62
 PEAK_COLOUR = "#CC79A7"
 
 
-def read_modes(document):
-    """Checks what is drawn, so that a wrong file is named before a picture is begun."""
-    rows = field(document, "modes", list, "the report")
-    if not rows:
-        raise BadInput("the report has no mode")
-    modes = []
-    for position, row in enumerate(rows):
-        where = f"mode {position}"
-        name = field(row, "mode", str, where)
-        where = f"mode '{name}'"
-        mode = {"name": name}
-        for _, key in STATES + (("", "total_mib"), ("", "peak_mib")):
-            mode[key] = number(row, key, where)
-            mode[key + "_max"] = number(row, key + "_max", where)
-        mode["formula_mib"] = number(row, "formula_mib", where)
-        ratio = row.get("ratio")
-        mode["ratio"] = None if ratio is None else number(row, "ratio", where)
-        modes.append(mode)
-    return modes
-
-
 def draw_bars(axes, modes):
     places = range(len(modes))
     below = [0.0] * len(modes)
     for name, key in STATES:
         heights = [mode[key] for mode in modes]
-        axes.bar(
-            places,
-            heights,
-            BAR_WIDTH,
-            bottom=below,
-            color=CATEGORY_COLOURS[name],
-            edgecolor="white",
-            linewidth=1,
-        )
+        axes.bar(places, heights, BAR_WIDTH, bottom=below, color=CATEGORY_COLOURS[name], edgecolor="white", linewidth=1)
         for place, height, base in zip(places, heights, below):
             if height > 0.05 * axes.get_ylim()[1]:
                 axes.text(
@@ -112,11 +73,7 @@ def draw_legend(figure):
 
 
 def draw(document):
-    modes = read_modes(document)
-    model = field(document, "model", str, "the report")
-    ranks = int(number(document, "world_size", "the report"))
-    parameters = int(number(document, "parameters", "the report"))
-
+    modes, ranks = document["modes"], document["world_size"]
     figure, axes = plt.subplots(figsize=(max(PAGE_WIDTH, 1.9 * len(modes) + 0.4), 6.2))
     highest = max(max(mode["peak_mib_max"], mode["total_mib_max"]) for mode in modes)
     axes.set_ylim(0, 1.17 * highest)
@@ -124,15 +81,15 @@ def draw(document):
     draw_bars(axes, modes)
     draw_marks(axes, modes)
 
-    axes.set_xticks(range(len(modes)), [mode["name"] for mode in modes], fontsize=11)
+    axes.set_xticks(range(len(modes)), [mode["mode"] for mode in modes], fontsize=11)
     axes.tick_params(axis="x", length=0, pad=8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_ylabel("MiB a rank, mean over ranks")
     axes.grid(axis="y")
-    figure.suptitle(f"Memory of {model} on {ranks} rank{'' if ranks == 1 else 's'}", x=0.02,
+    figure.suptitle(f"Memory of {document['model']} on {ranks} rank{'' if ranks == 1 else 's'}", x=0.02,
                     y=0.975, ha="left", fontsize=14, fontweight="bold")
     axes.set_title(
-        f"{parameters:,} parameters; model states at rest, and their ratio to DDP's",
+        f"{document['parameters']:,} parameters; model states at rest, and their ratio to DDP's",
         fontsize=10, color=QUIET_COLOUR, pad=10,
     )
     draw_legend(figure)

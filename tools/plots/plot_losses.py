@@ -5,7 +5,7 @@ Above the loss of each mode, below its difference to the first mode's in percent
 steps as a twentieth of the run. If lines are equal, later ones are thinner, so that all show.
 """
 
-from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, BadInput, field, plt, run
+from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, BadInput, plt, run
 
 COLOURS = [QUIET_COLOUR, *(CATEGORY_COLOURS[name] for name in
                            ("parameters", "gradients", "optimizer", "communication"))]
@@ -13,15 +13,10 @@ COLOURS = [QUIET_COLOUR, *(CATEGORY_COLOURS[name] for name in
 
 def read_losses(document):
     """The losses of each mode by its name, equally many."""
-    curves = {}
-    for position, mode in enumerate(field(document, "modes", list, "the report")):
-        where = f"mode {position}"
-        losses = field(mode, "losses", list, where)
-        if len(losses) < 2:
-            raise BadInput(f"{where} has {len(losses)} losses, but a curve needs two")
-        curves[field(mode, "mode", str, where)] = [float(loss) for loss in losses]
-    if len(curves) > len(COLOURS) or len({len(losses) for losses in curves.values()}) != 1:
-        raise BadInput(f"the report must have 1 to {len(COLOURS)} modes of equally many steps")
+    curves = {mode["mode"]: mode["losses"] for mode in document["modes"]}
+    lengths = {len(losses) for losses in curves.values()}
+    if len(curves) > len(COLOURS) or len(lengths) != 1 or lengths == {1}:
+        raise BadInput(f"the report must have 1 to {len(COLOURS)} modes of equally many steps, two or more")
     return curves
 
 

@@ -9,22 +9,11 @@ panels, and with --each all pictures, have the same axes.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from plot_style import (
-    CATEGORY_COLOURS,
-    MIB,
-    PAGE_WIDTH,
-    QUIET_COLOUR,
-    TEXT_COLOUR,
-    BadInput,
-    errors_of,
-    field,
-    number,
-    plt,
-    read_json,
-    save,
-)
+    CATEGORY_COLOURS, MIB, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, BadInput, errors_of, plt, save)
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -57,44 +46,20 @@ def total(sample):
     return sum(sample[name] for name in CATEGORY_COLOURS)
 
 
-def read_mode(row, position):
-    name = field(row, "mode", str, f"mode {position}")
-    where = f"mode '{name}'"
-    samples = []
-    for index, raw in enumerate(field(row, "samples", list, where)):
-        at = f"sample {index} of {where}"
-        sample = {"t": number(raw, "t", at)}
-        for category in CATEGORY_COLOURS:
-            sample[category] = number(raw, category, at) / MIB if category in raw else 0.0
-        if samples and sample["t"] < samples[-1]["t"]:
-            raise BadInput(f"{at} is earlier than the one before")
-        samples.append(sample)
-    if len(samples) < 2:
-        raise BadInput(f"{where} has fewer than two samples")
-    marks = []
-    for index, mark in enumerate(row.get("marks") or []):
-        at = f"mark {index} of {where}"
-        marks.append((number(mark, "t", at), field(mark, "label", str, at)))
-    start = samples[0]["t"]
-    for sample in samples:
-        sample["t"] -= start
-    marks = sorted((at - start, label) for at, label in marks)
-    return {"name": name, "peak": max(map(total, samples)), "samples": thinned(samples),
+def read_mode(row):
+    start = row["samples"][0]["t"]
+    samples = [{"t": sample["t"] - start, **{name: sample.get(name, 0) / MIB for name in CATEGORY_COLOURS}}
+               for sample in row["samples"]]
+    marks = sorted((mark["t"] - start, mark["label"]) for mark in row["marks"])
+    return {"name": row["mode"], "peak": max(map(total, samples)), "samples": thinned(samples),
             "marks": marks, "end": samples[-1]["t"]}
 
 
 def read_memory_timeline(path):
     """The modes of one file, and what the memory timeline is of."""
-    document = read_json(path)
-    rows = field(document, "modes", list, f"the memory timeline '{path}'")
-    if not rows:
-        raise BadInput(f"the memory timeline '{path}' has no mode")
-    modes = [read_mode(row, position) for position, row in enumerate(rows)]
-    if not any(mode["peak"] > 0 for mode in modes):
-        raise BadInput(f"no sample of the memory timeline '{path}' holds any memory")
-    model, ranks = document.get("model"), document.get("world_size")
-    subject = f" of {model}" if isinstance(model, str) else ""
-    return modes, subject + (f" on {ranks} ranks" if isinstance(ranks, int) else "")
+    document = json.loads(Path(path).read_text(encoding="utf-8"))
+    return ([read_mode(row) for row in document["modes"]],
+            f" of {document['model']} on {document['world_size']} ranks")
 
 
 def draw_areas(axes, mode, categories):
@@ -199,7 +164,7 @@ def main():
                         help="a picture of each file, PREFIX_FILE, instead of one of all")
     parser.add_argument("--only", choices=("png", "svg"), help="not both")
     arguments = parser.parse_args()
-    with errors_of(parser):
+    with errors_of(parser, ", ".join(arguments.json)):
         write_all(arguments)
 
 

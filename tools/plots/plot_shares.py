@@ -5,9 +5,7 @@ One panel a world size. A bar is a rank, as high as what it holds in fair shares
 decides how much memory every machine must have.
 """
 
-from plot_style import (
-    CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, BadInput, field, number, plt, run,
-)
+from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, plt, run
 
 KINDS = [
     ("by_count", "whole parameters, equal numbers", CATEGORY_COLOURS["other"]),
@@ -16,18 +14,11 @@ KINDS = [
 ]
 
 
-def read_shares(row, key, ranks, fair, where):
-    shares = field(row, key, list, where)
-    if len(shares) != ranks:
-        raise BadInput(f"'{key}' of {where} has {len(shares)} ranks instead of {ranks}")
-    return [float(share) / fair for share in shares]
-
-
-def draw_panel(axes, ranks, row, fair, where):
+def draw_panel(axes, ranks, row, fair):
     width = 0.8 / len(KINDS)
     tallest = 0.0
     for position, (key, _, colour) in enumerate(KINDS):
-        shares = sorted(read_shares(row, key, ranks, fair, where), reverse=True)
+        shares = sorted((share / fair for share in row[key]), reverse=True)
         left = [rank + (position - 1) * width for rank in range(ranks)]
         axes.bar(left, shares, width=width, color=colour, linewidth=0)
         if shares[0] > 1.1:  # a share that is fair says so by itself
@@ -43,19 +34,13 @@ def draw_panel(axes, ranks, row, fair, where):
 
 
 def draw(document):
-    rows = field(document, "rows", list, "the file")
-    if not rows:
-        raise BadInput("the file has no row")
-    total = number(document, "parameter_bytes", "the file")
+    rows = document["rows"]
     figure, panels = plt.subplots(1, len(rows), figsize=(PAGE_WIDTH, 3.4), sharey=True, squeeze=False)
-    tallest = 0.0
-    for axes, row in zip(panels[0], rows):
-        ranks = int(number(row, "ranks", "a row"))
-        where = f"the row of {ranks} ranks"
-        tallest = max(tallest, draw_panel(axes, ranks, row, total / ranks, where))
+    tallest = max(draw_panel(axes, row["ranks"], row, document["parameter_bytes"] / row["ranks"])
+                  for axes, row in zip(panels[0], rows))
     panels[0][0].set_ylim(0, 1.08 * tallest)
     panels[0][0].set_ylabel("parameters held, in fair shares")
-    figure.suptitle(f"{field(document, 'model', str, 'the file')}: who holds how much", x=0.01,
+    figure.suptitle(f"{document['model']}: who holds how much", x=0.01,
                     ha="left", fontsize=11)
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour, label=label) for _, label, colour in KINDS]
     figure.legend(handles=handles, loc="lower center", ncols=len(KINDS), bbox_to_anchor=(0.5, 0.0))

@@ -65,35 +65,6 @@ class BadInput(Exception):
     """The JSON is not what the plot needs; the message says what is wrong."""
 
 
-def read_json(path):
-    """The object in a JSON file; BadInput if there is none."""
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read '{path}': {error.strerror}") from error
-    except ValueError as error:  # not UTF-8 or not JSON
-        raise BadInput(f"'{path}' is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise BadInput(f"'{path}' holds no JSON object")
-    return document
-
-
-def field(mapping, key, kinds, where):
-    """mapping[key], which must be one of the given types; BadInput says where it is not."""
-    if not isinstance(mapping, dict):
-        raise BadInput(f"{where} is not a JSON object")
-    if key not in mapping:
-        raise BadInput(f"{where} has no '{key}'")
-    value = mapping[key]
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise BadInput(f"'{key}' of {where} has the wrong type: {json.dumps(value)[:40]}")
-    return value
-
-
-def number(mapping, key, where):
-    return float(field(mapping, key, (int, float), where))
-
-
 def save(figure, prefix, kinds=("png", "svg")):
     """Writes prefix.png and prefix.svg, or those of them that `kinds` names; returns their paths."""
     paths = []
@@ -123,19 +94,24 @@ def run(description, default_json, draw):
         "--out", metavar="PREFIX", help="writes PREFIX.png and PREFIX.svg (default: as the JSON)"
     )
     arguments = parser.parse_args()
-    with errors_of(parser):
-        figure = draw(read_json(arguments.json))
-        prefix = arguments.out or Path(arguments.json).with_suffix("")
-        for path in save(figure, prefix):
+    with errors_of(parser, arguments.json):
+        figure = draw(json.loads(Path(arguments.json).read_text(encoding="utf-8")))
+        for path in save(figure, arguments.out or Path(arguments.json).with_suffix("")):
             print(f"wrote {path}")
 
 
 @contextlib.contextmanager
-def errors_of(parser):
-    """Turns BadInput into one line on stderr and exit code 1."""
+def errors_of(parser, source):
+    """Turns what is wrong with the JSON of `source` into one line on stderr and exit code 1."""
     try:
         yield
     except BadInput as error:
-        message = " ".join(str(error).split())
-        print(f"{parser.prog}: error: {message}", file=sys.stderr)
-        sys.exit(1)
+        said = str(error)
+    except OSError as error:
+        said = f"cannot read '{source}': {error.strerror}"
+    except (LookupError, TypeError, ValueError) as error:  # also what is no JSON
+        said = f"'{source}' is not what this plot is made from: {error!r}"
+    else:
+        return
+    print(f"{parser.prog}: error: {' '.join(said.split())}", file=sys.stderr)
+    sys.exit(1)

@@ -9,7 +9,6 @@ event "X" of category "exposed". Needs nothing but Python, and for --picture mat
 
 import argparse
 import json
-import math
 import re
 import sys
 from dataclasses import dataclass
@@ -100,99 +99,64 @@ def mode_and_rank(path):
     return (match[1].replace("-", ":", 1), int(match[2])) if match else (Path(path).stem, None)
 
 
-def read_events(path):
-    try:
-        # Decimal: microseconds since the machine started, to the nanosecond, need it.
-        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_float=Decimal)
-    except ValueError as error:  # not UTF-8 or not JSON
-        raise BadTrace(f"it is not JSON: {error}") from error
-    except RecursionError:
-        raise BadTrace("its JSON is nested too deeply to be a trace") from None
-    events = document.get("traceEvents") if isinstance(document, dict) else None
-    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise BadTrace("it has no list 'traceEvents' of objects, so it is no Chrome trace")
-    base = document.get("baseTimeNanoseconds", 0)
-    return events, base if isinstance(base, int) else 0
+def nanoseconds(microseconds):
+    return round(microseconds * 1000)
 
 
-def field(event, key, kinds):
-    found = event.get(key)
-    if not isinstance(found, kinds) or isinstance(found, bool):
-        raise BadTrace(f"an event '{event.get('name')}' has no '{key}', or one of a wrong type")
-    return found
+def stretch(event, name):
+    start = nanoseconds(event["ts"])
+    return Stretch(start, start + nanoseconds(event["dur"]), name, said=event["name"])
 
 
-def nanoseconds(event, key):
-    return round(field(event, key, (int, Decimal)) * 1000)
-
-
-def stretch(event, name, said=""):
-    start, duration = nanoseconds(event, "ts"), nanoseconds(event, "dur")
-    if duration < 0:
-        raise BadTrace(f"an event '{event['name']}' ends before it begins")
-    return Stretch(start, start + duration, name, said=said)
-
-
-def purpose_of(name):
-    purpose = name.rpartition(" ")[2]
-    if purpose not in PURPOSES:
-        raise BadTrace(f"the name '{name}' ends with none of {', '.join(PURPOSES)}")
+def purpose_of(said):
+    purpose = said.rpartition(" ")[2]
+    if said != "progress" and purpose not in PURPOSES:
+        raise ValueError(f"'{said}' ends with none of {', '.join(PURPOSES)}")
     return purpose
 
 
-def paired(events, first):
+def paired(edges, first):
     """The collectives that begin and end with these events. One from the step before, whose start
     was not recorded, counts from the first moment that was."""
     begun, collectives = {}, []
-    for event in sorted(events, key=lambda event: nanoseconds(event, "ts")):
-        name, number = field(event, "name", str), field(event, "id", (int, str))
-        said = f"collective '{name}' with id {number}"
+    for event in sorted(edges, key=lambda event: event["ts"]):
+        name = event["name"]
         if event["ph"] == "b":
-            if (name, number) in begun:
-                raise BadTrace(f"{said} begins twice")
-            begun[name, number] = event
+            begun[name, event["id"]] = event
             continue
-        if (name, number) not in begun:
-            raise BadTrace(f"{said} ends and never began")
-        begin = begun.pop((name, number))
-        size = field({"name": name, **field(begin, "args", dict)}, "bytes", int)
-        span = [max(first, nanoseconds(each, "ts")) for each in (begin, event)]
-        collectives.append(Stretch(*span, purpose_of(name), size, name))
-    for name, number in begun:
-        raise BadTrace(f"collective '{name}' with id {number} begins and never ends")
+        begin = begun.pop((name, event["id"]))
+        span = [max(first, nanoseconds(each["ts"])) for each in (begin, event)]
+        collectives.append(Stretch(*span, purpose_of(name), begin["args"]["bytes"], name))
+    if begun or not collectives:
+        raise ValueError(f"these collectives never end: {list(begun)}" if begun else "it has no collectives")
     return collectives
 
 
-def sort_events(path, events, base):
-    ranges, exposed, edges, processes = [], [], [], set()
-    for event in events:
+def trace_of(path):
+    # Decimal: microseconds since the machine started, to the nanosecond, need it.
+    document = json.loads(Path(path).read_text(encoding="utf-8"), parse_float=Decimal)
+    ranges, exposed, edges = [], [], []
+    for event in document["traceEvents"]:
         phase, category, name = event.get("ph"), event.get("cat"), event.get("name")
         # By category: with a GPU a range has a second event, for the time its kernels took.
         if (phase, category) == ("X", "user_annotation") and name in RANGES:
             ranges.append(stretch(event, name))
         elif (phase, category) == ("X", "exposed"):
-            purpose = "progress" if name == "progress" else purpose_of(field(event, "name", str))
-            exposed.append(stretch(event, purpose, name))
-        elif phase in ("b", "e") and category == "collective":
+            exposed.append(stretch(event, purpose_of(name)))
+        elif category == "collective":
             edges.append(event)
-        else:
-            continue
-        processes.add(event.get("pid"))
-    if not edges:
-        raise BadTrace("it has no collectives (events 'b' and 'e' of category 'collective')")
     if not ranges:
-        raise BadTrace(f"it has none of the ranges {', '.join(RANGES)}")
-    if len(processes) > 1:
-        raise BadTrace(f"it is of {len(processes)} processes, and a file is of one rank")
+        raise ValueError(f"it has none of the ranges {', '.join(RANGES)}")
     first = min(each.start for each in ranges + exposed)
-    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first), base)
+    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first),
+                 document.get("baseTimeNanoseconds", 0))
 
 
 def read_trace(path):
     try:
-        return sort_events(path, *read_events(path))
-    except BadTrace as error:
-        raise BadTrace(f"'{path}': {error}") from error
+        return trace_of(path)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise BadTrace(f"'{path}' is no trace of ./run ladder --trace: {error!r}") from error
 
 
 def measure(trace):
@@ -256,17 +220,8 @@ def add_causes(traces, every):
             figures["causes"] = causes(trace, others)
 
 
-def cause_table(every):
-    rows = [("mode", "rank", "exposed", *CAUSES)]
-    rows += [(figures["mode"], str(figures["rank"]), milliseconds(figures["exposed_seconds"]),
-              *map(milliseconds, figures["causes"].values())) for figures in every if "causes" in figures]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
-
-
 COLUMNS = ("mode", "rank", "step", "compute", "exposed", "progress", "purpose", "number", "MiB",
            "in flight", "exposed", "overlap", "share")
-LEFT = ("mode", "purpose")
 FOOTER = """
 Times in ms. Exposed: of a purpose, starting its collectives and waiting for them; of the step, also
 all others' and progress. In flight does not mean that bytes move: see --help."""
@@ -286,9 +241,8 @@ def milliseconds(value):
 
 def rows_of(figures, name):
     """Three rows, one for each group; what is of the whole step stands in the first."""
-    rank = "-" if figures["rank"] is None else str(figures["rank"])
-    begin = [name, rank, *(milliseconds(figures[f"{each}_seconds"])
-                           for each in ("step", "compute", "exposed", "progress"))]
+    begin = [name, "-" if figures["rank"] is None else str(figures["rank"]),
+             *(milliseconds(figures[f"{each}_seconds"]) for each in ("step", "compute", "exposed", "progress"))]
     for group in GROUPS:
         of, share = figures[group], figures[group]["overlap_share"]
         times = (of[f"{each}_seconds"] for each in ("in_flight", "exposed", "overlap"))
@@ -297,14 +251,23 @@ def rows_of(figures, name):
         begin = [""] * len(begin)
 
 
-def table(every):
-    rows = [row for pair in zip(every, names(every)) for row in rows_of(*pair)]
-    rows.insert(0, COLUMNS)
+def lines_of(rows):
+    """The rows of cells, the headings first, as lines: names and purposes are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) if name in LEFT else cell.rjust(width)
-                       for cell, width, name in zip(row, widths, COLUMNS)).rstrip()
-             for row in rows]
-    return "\n".join([lines[0], "-" * (sum(widths) + 2 * len(widths) - 2), *lines[1:], FOOTER])
+    return ["  ".join(cell.ljust(width) if name in ("mode", "purpose") else cell.rjust(width)
+                      for cell, width, name in zip(row, widths, rows[0])).rstrip() for row in rows]
+
+
+def table(every):
+    lines = lines_of([COLUMNS, *(row for pair in zip(every, names(every)) for row in rows_of(*pair))])
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], FOOTER])
+
+
+def cause_table(every):
+    """What the exposed time is for; empty without several ranks of a mode."""
+    rows = [(figures["mode"], str(figures["rank"]), milliseconds(figures["exposed_seconds"]),
+             *map(milliseconds, figures["causes"].values())) for figures in every if "causes" in figures]
+    return "\n".join(["", *lines_of([("mode", "rank", "exposed", *CAUSES), *rows])]) if rows else ""
 
 
 def shortfalls(every, required):
@@ -329,19 +292,10 @@ def write_picture(traces, every, path):
         raise BadTrace(str(error)) from error
 
 
-def name(text):
-    if not text:
-        raise argparse.ArgumentTypeError("a name is needed, and this is empty")
-    return text
-
-
 def share_of_time(text):
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
+    share = float(text)
     if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no share: it must be a number from 0 to 1")
+        raise ValueError(text)
     return share
 
 
@@ -349,24 +303,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MEANING,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a trace, NAME.MODE.rankR.json")
-    parser.add_argument("--json", metavar="FILE", type=name, help="writes the figures, in seconds")
-    parser.add_argument("--picture", metavar="FILE.png", type=name,
-                        help="draws the steps; .svg goes beside")
+    parser.add_argument("--picture", metavar="FILE.png", help="draws the steps; .svg goes beside")
     parser.add_argument("--require", metavar="SHARE", type=share_of_time, help="exit code 1 unless in each "
                         "file at least this share of the time in which collectives of parameters "
                         "and gradients are in flight overlaps with compute")
+    if any(word.partition("=")[0] == "--json" for word in sys.argv):
+        parser.error("--json was removed: the tables have the figures")
     arguments = parser.parse_args()
     try:
         traces = [read_trace(path) for path in arguments.files]
         every = [measure(trace) for trace in traces]
         add_causes(traces, every)
-        print(table(every))
-        if any("causes" in figures for figures in every):
-            print(f"\n{cause_table(every)}")
-        if arguments.json:
-            Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"files": every}, indent=2)
-            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+        print(table(every), cause_table(every), sep="\n")
         if arguments.picture:
             write_picture(traces, every, arguments.picture)
     except (BadTrace, OSError) as error:
