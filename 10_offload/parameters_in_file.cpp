@@ -56,7 +56,7 @@ class ShardsInFile final : public optim::OptimizerAround<Updated> {
   }
   // These two keep an error, because other ranks have not heard of it.
   void put(std::size_t slot, const at::Tensor& values) {
-    or_lose([&] { values_in(file_.read(slot, /*to_change=*/true), values).copy_(values); });
+    or_lose([&] { values_in(file_.lend(slot), values).copy_(values); });
   }
   void get(std::size_t slot, const at::Tensor& values) {
     or_lose([&] { values.copy_(values_in(file_.read(slot), values)); });
@@ -66,7 +66,7 @@ class ShardsInFile final : public optim::OptimizerAround<Updated> {
   void show(std::size_t slot) {
     if (shown_.is_same(shards_[slot])) return;
     if (weights_are_refused()) problem_.clear();
-    or_lose([&] { show(slot, file_.read(slot, /*to_change=*/true)); });
+    or_lose([&] { show(slot, file_.lend(slot)); });
     verify();
   }
 

@@ -128,10 +128,16 @@ at::Tensor TileFile::read(std::size_t tile, bool to_change) {
   return buffers_[0];
 }
 
+at::Tensor TileFile::lend(std::size_t tile) {
+  const at::Tensor bytes = read(tile, /*to_change=*/true);
+  is_lent_ = true;
+  return bytes;
+}
+
 void TileFile::forget() {
   for (Tile& tile : tiles_) tile.written = 0;
   here_ = kNone;
-  changed_ = false;
+  changed_ = is_lent_ = false;
 }
 
 void TileFile::prepare() {
@@ -153,11 +159,10 @@ void TileFile::prepare() {
 void TileFile::keep_changes() {
   if (!changed_) return;
   const Tile& tile = tiles_[here_];
-  if (tile.written != aligned(tile.bytes) ||
-      checksum_of(buffers_[0], tile.written) != tile.checksum) {
-    write(here_, buffers_[0]);
-  }
-  changed_ = false;
+  const bool same = is_lent_ && tile.written == aligned(tile.bytes) &&
+                    checksum_of(buffers_[0], tile.written) == tile.checksum;
+  if (!same) write(here_, buffers_[0]);
+  changed_ = is_lent_ = false;
 }
 
 void TileFile::write(std::size_t tile, const at::Tensor& buffer) {

@@ -56,9 +56,11 @@ class TileFile {
   using Update = std::function<void(std::size_t tile, const at::Tensor& bytes)>;
   void stream(const std::vector<std::size_t>& tiles, const Update& update);
 
-  /// The bytes of one tile, until the next call; with `to_change` to be changed: that call writes
-  /// them, if they have changed.
+  /// The bytes of one tile, until the next call; with `to_change` to be changed, which that call
+  /// writes.
   at::Tensor read(std::size_t tile, bool to_change = false);
+  /// The same to be changed or not: that call writes them if they have changed.
+  at::Tensor lend(std::size_t tile);
 
   /// Forgets what was written, not who has which place.
   void forget();
@@ -92,6 +94,7 @@ class TileFile {
   std::array<at::Tensor, 2> buffers_;
   std::size_t here_ = kNone;  // in the first buffer, between calls
   bool changed_ = false;
+  bool is_lent_ = false;
   OffloadTraffic traffic_;
 };
 

@@ -199,14 +199,14 @@ TEST(TileFile, HasTilesOfTheirOwnSizes) {
   }
 }
 
-TEST(TileFile, WritesWhatWasGivenToBeChangedOnlyIfItHasChanged) {
+TEST(TileFile, WritesWhatItHasLentOnlyIfThatHasChanged) {
   const TestFolder folder;
   TileFile file(in(folder.path()));
   make_tiles(file, 2);
   const std::int64_t before = file.traffic().written_bytes;
-  for (const std::size_t tile : {0, 1, 0}) file.read(tile, /*to_change=*/true);
+  for (const std::size_t tile : {0, 1, 0}) file.lend(tile);
   EXPECT_EQ(file.traffic().written_bytes, before);
-  file.read(0, /*to_change=*/true).add_(1);
+  file.lend(0).add_(1);
   EXPECT_EQ(last_byte(file, 1), 2);
   EXPECT_EQ(file.traffic().written_bytes, before + kTile);
   EXPECT_EQ(last_byte(file, 0), 2);
