@@ -49,13 +49,23 @@ std::vector<at::Tensor> moments(const train::Strategy& strategy) {
   return all;
 }
 
+// This rank's, which stay readable after the update.
+std::vector<at::Tensor> gradients(const train::Strategy& strategy) {
+  std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const at::Tensor mine = strategy.placement(i).updated.tensor;
+    if (mine.defined()) all.push_back(mine.grad());
+  }
+  return all;
+}
+
 ZERO_TESTS_ON_RANKS(ParametersInFile, 1, 2, 3);
 
 TEST_P(ParametersInFile, HaveTheBitsOfChapters05And00) {
   const TestFolder folder;
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     testing::ToyRun<SimpleDdp> ddp(communicator);
-    for (int step = 0; step < 5; ++step) ddp.step(step);
+    for (int step = 0; step < 6; ++step) ddp.step(step);
     for (const ShardingOptions& options :
          {ShardingOptions{}, testing::small_buckets(3), ShardingOptions{.lookahead = 0}}) {
       testing::OverlapRun<testing::Toy> resident(communicator, options);
@@ -64,6 +74,12 @@ TEST_P(ParametersInFile, HaveTheBitsOfChapters05And00) {
         const auto sent = run.step(step), expected = resident.step(step);
         EXPECT_EQ(testing::training_bytes(sent), testing::training_bytes(expected));
       }
+      for (auto* strategy : {&run.strategy, &resident.strategy}) {
+        strategy->backward(testing::forward_batch(*strategy, run.batch(5)));
+        strategy->finish_backward();
+        strategy->optimizer_step();
+      }
+      EXPECT_TRUE(testing::same_bits(gradients(run.strategy), gradients(resident.strategy)));
       EXPECT_EQ(run.strategy.costs().sent, resident.strategy.costs().sent);
       EXPECT_TRUE(testing::same_bits(moments(run.strategy), moments(resident.strategy)));
       const std::vector<at::Tensor> weights = whole_weights(run.strategy);
