@@ -104,12 +104,14 @@ struct Connection {
   std::vector<int> hosts = {};  ///< by rank; empty: one host
 };
 
-/// Sets the link of `place`, which is the world. Called by all ranks; blocks. Throws zero::Error on
-/// all of them if they differ in ZERO_LINK.
+/// The fastest way between CPU tensors of the ranks of `place` that ZERO_TRANSPORT, the options and
+/// the system allow (host/host_backend.cpp); with `tcp`, TCP. Called by all of them; blocks.
+std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp);
+/// Sets the link of `place`, which is the world (gloo/link.cpp). Called by all ranks; blocks.
+/// Throws zero::Error on all of them if they differ in ZERO_LINK.
 void open_link(Place& place);
-/// Makes the backends of `joined` for the ranks of `place`: the one of its options and, for CPU
-/// tensors, the fastest way that ZERO_TRANSPORT, the options and the system allow. Called by all of
-/// them; blocks.
+/// Makes the backends of `joined` for the ranks of `place`: the one of its options and, beside it,
+/// one for CPU tensors. Called by all of them; blocks.
 void make_backends(Place& place, Connection& joined);
 
 }  // namespace zero::dist

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/backend.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/gloo/link.hpp>
 
@@ -26,6 +27,8 @@ std::int64_t take(FreeFrom& way, std::int64_t now, std::int64_t duration) {
 }
 
 }  // namespace
+
+void open_link(Place& place) { place.link = Link::open(*place.store, place.rank, place.hosts); }
 
 std::shared_ptr<Link> Link::open(StoreExchange& store, int rank, const std::vector<int>& hosts) {
   if (std::ranges::all_of(hosts, [&](int host) { return host == hosts.front(); })) return nullptr;

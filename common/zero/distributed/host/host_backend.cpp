@@ -1,10 +1,23 @@
+#include <fmt/format.h>
+
 #include <optional>
+#include <string>
 #include <utility>
 
+#include <zero/base/error.hpp>
+#include <zero/base/variable.hpp>
+#include <zero/distributed/gloo/gloo_backend.hpp>
 #include <zero/distributed/host/host_backend.hpp>
+#include <zero/distributed/store/store_exchange.hpp>
 
 namespace zero::dist {
 namespace {
+
+std::string transport_of(const Place& place) {
+  const std::string transport = base::variable("ZERO_TRANSPORT").value_or(place.options.transport);
+  if (transport == "auto" || transport == "host" || transport == "tcp") return transport;
+  throw Error(fmt::format("transport '{}' is unknown: auto, host or tcp", transport));
+}
 
 using Stage = HostTransport::Stage;
 using Part = PairwiseBackend::Part;
@@ -106,6 +119,25 @@ Backend::WorkPtr HostBackend::reduce_pieces(const Call& call, Pieces pieces) {
   const at::Tensor source = pieces.input;
   return std::make_unique<CollectiveWork>(*transport_, call, source, std::move(readers),
                                           std::move(incoming), std::move(pieces));
+}
+
+// With Gloo's group for messages between two ranks, and for collectives where ranks cannot read
+// each other's memory.
+std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
+  const std::string mode = tcp ? "tcp" : transport_of(place);
+  const int world_rank = place.store->call_log().world_rank(place.rank);
+  GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size, world_rank,
+                                   place.options.loopback, place.options.timeout);
+  std::string reason;
+  auto transport = HostTransport::open(place, /*wanted=*/mode != "tcp", reason);
+  if (mode == "host" && transport == nullptr) {
+    throw Error(fmt::format(
+        "the ranks cannot read each other's memory: {}; choose transport auto or tcp", reason));
+  }
+  auto gloo =
+      std::make_unique<GlooBackend>(place, std::move(group), fmt::format("TCP ({})", reason));
+  if (transport == nullptr) return gloo;
+  return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo));
 }
 
 }  // namespace zero::dist

@@ -67,7 +67,8 @@ TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
       buffer.weight.mutable_grad() = flat.gradient_view(0);
       flat.start_reduce();
       flat.finish_reduce();
-      EXPECT_TRUE(at::equal(flat.placement(0).updated.tensor.grad(), at::full({mine}, 3., at::kDouble)));
+      EXPECT_TRUE(
+          at::equal(flat.placement(0).updated.tensor.grad(), at::full({mine}, 3., at::kDouble)));
     }
   });
 }
@@ -84,7 +85,8 @@ TEST(FlatParameters, AnAverageStaysWhileTheNextMicroBatchIsWritten) {
       flat.start_reduce();
       flat.finish_reduce();
       // As AveragedGradients takes it.
-      const at::Tensor average = std::exchange(flat.placement(0).updated.tensor.mutable_grad(), at::Tensor());
+      const at::Tensor average =
+          std::exchange(flat.placement(0).updated.tensor.mutable_grad(), at::Tensor());
       flat.gradient_view(0).fill_(5);
       EXPECT_TRUE(at::equal(average, at::full_like(average, 3.)));
     }
