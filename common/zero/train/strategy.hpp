@@ -57,14 +57,11 @@ class Strategy {
   virtual at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms = 0);
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
   /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
-  /// since. If the weights have changed since one of these, the graph of the loss belongs to old
-  /// weights: throws zero::Error, before anything has happened.
-  /// Only this function makes gradients of the model's parameters; see AutogradPasses for another
-  /// backward() that passes through the model.
+  /// since; if the weights have changed since one of these, throws zero::Error, before anything has
+  /// happened. See AutogradPasses for another backward() that passes through the model.
   virtual void backward(const at::Tensor& loss);
-  /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
-  /// responsible for (see owns()) are the average over ranks. An override calls
-  /// Strategy::finish_backward() last; see AveragedGradients::complete().
+  /// Waits for what is in flight. After the last micro-batch the gradients of what this rank owns
+  /// are the average over ranks. An override calls Strategy::finish_backward() last.
   virtual void finish_backward();
   /// Updates what this rank owns.
   virtual void optimizer_step();
@@ -86,32 +83,28 @@ class Strategy {
   void set_loss_scale(double scale);
 
   /// Makes the parameters of unit `unit` whole for reading and writing, until reshard() has been
-  /// called as often. Allowed during forward() and backward() too. See UnshardedParameters, which
-  /// calls both.
+  /// called as often; in forward() and backward() too. UnshardedParameters calls both.
   void unshard(std::size_t unit);
   void reshard(std::size_t unit);
   /// What the program has written into parameters since the last forget_writes(), in scopes of
   /// unshard(); what it has written elsewhere is refused. These functions send nothing.
   virtual ParameterWrites writes() { return {}; }
   virtual void forget_writes() {}
-  /// For an exchange between ranks: what must be the same on all of them.
-  dist::Statement::Topic topic_of_writes();
+  dist::Statement::Topic topic_of_writes();  ///< for an exchange between ranks
   /// Throws zero::Error on all ranks if they have written other values, or where a write does not
   /// count. Called by all ranks before the weights leave the engine; blocks.
   void verify_writes();
 
   /// Calls `change`, which overwrites weights and optimizer states. If it fails on one rank, all
-  /// throw an error that begins with `what`. From then on these are partly changed: forward(),
-  /// updates, unshard() and verify_weights() throw the same error, until a later call has succeeded
-  /// (a checkpoint that is loaded). Called by all ranks; blocks.
+  /// throw an error that begins with `what`, and so do forward(), updates and unshard() until a
+  /// later call has succeeded (a checkpoint that is loaded). Called by all ranks; blocks.
   void change_on_all_ranks(const std::string& what, const std::function<void()>& change);
-  /// Throws zero::Error after a change_on_all_ranks() that failed: call it before weights are read.
+  /// Throws that error: call it before weights are read.
   void verify_weights() const;
 
-  /// Gives the model back: parameters are whole on every rank, in storage of their own, gradients
-  /// are dropped, and other strategies or ordinary programs may use the model. This strategy cannot
-  /// train afterwards. A model whose strategy is destroyed without release() is refused by other
-  /// strategies. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
+  /// Gives the model back: parameters are whole on every rank, in storage of their own, and have no
+  /// gradients. This strategy cannot train afterwards; without release() other strategies refuse the
+  /// model. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
   void release();
 
   // What it is made of.
@@ -147,10 +140,9 @@ class Strategy {
   AutogradPasses& passes() { return passes_; }
 
  protected:
-  /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
-  /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
-  /// parameters and buffers, or if the model is split over an axis that the mesh does not have; the
-  /// error names the first difference.
+  /// Called by all ranks. Throws zero::Error on all, before anything else is sent, that names the
+  /// first difference if ranks have other variants, options, parameters or buffers, or if the model
+  /// is split over an axis that the mesh does not have.
   explicit Strategy(const StrategyArguments& arguments);
 
   // What a chapter may override: what it does with a unit. Called while passes run.
