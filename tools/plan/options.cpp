@@ -31,19 +31,9 @@ CLI::Option* count(CLI::App& app, const char* option, T& value, std::int64_t mos
   return app.add_option(option, value, help)->check(CLI::Range(std::int64_t{1}, most));
 }
 
-// One of the names of `values`.
-template <class T, class Value>
-void choice(CLI::App& app, const char* option, T& value, std::map<std::string, Value> values,
-            const char* help) {
-  std::vector<std::string> names;
-  for (const auto& [name, each] : values) names.push_back(name);
-  const auto take = [&value, values](const std::string& name) { value = values.at(name); };
-  app.add_option_function<std::string>(option, take, help)->check(CLI::IsMember(names));
-}
-
 // The words that a model is read from.
 struct ModelWords {
-  std::string preset = "smollm2-360m";
+  std::string preset = "smollm2-360m", dtype = "mixed";
   std::int64_t parameters = 0, layers = 0;
 };
 
@@ -53,15 +43,9 @@ void add_model_and_run(CLI::App& app, Request& r, ModelWords& words) {
       quantity(app, "--parameters", words.parameters, parse_count, "only their number, 7B")
           ->excludes(model);
   count(app, "--layers", words.layers, nn::kMostLayers, "of --parameters")->needs(parameters);
-  choice<Policy, Policy>(app, "--dtype", r.policy, {{"fp32", fp32()}, {"mixed", mixed()}},
-                         "fp32 (4 + 4 + 8 bytes a parameter) or mixed (2 + 2 + 12)");
+  app.add_option("--dtype", words.dtype, "fp32 (4 + 4 + 8 bytes a parameter) or mixed (2 + 2 + 12)")
+      ->check(CLI::IsMember({"fp32", "mixed"}));
   count(app, "--world-size,--nproc", r.world_size, kMostRanks, "ranks");
-  choice<std::optional<Stage>, Stage>(app, "--stage", r.stage,
-                                      {{"ddp", Stage::kDdp},
-                                       {"zero1", Stage::kZero1},
-                                       {"zero2", Stage::kZero2},
-                                       {"zero3", Stage::kZero3}},
-                                      "only this one");
   count(app, "--batch", r.batch, kLargestBatch, "samples a rank");
   count(app, "--sequence,--seq-len", r.sequence, kLongestSequence, "tokens of a sample");
   auto* recompute =
@@ -81,8 +65,8 @@ void add_mesh_and_hosts(CLI::App& app, Request& r) {
   count(app, "--micro-batches", r.mesh.micro_batches, kLargestBatch, "of a data rank's samples");
   auto* hosts = count(app, "--ranks-per-host", r.hosts.ranks_per_host, kMostRanks,
                       "compare HSDP and parts of ZeRO++");
-  for (const char* other : {"--memory", "--stage", "--tp", "--pp", "--shard-size",
-                            "--micro-batches", "--activations-on-host"}) {
+  for (const char* other :
+       {"--memory", "--tp", "--pp", "--shard-size", "--micro-batches", "--activations-on-host"}) {
     hosts->excludes(app.get_option(other));
   }
   quantity(app, "--host-bandwidth", r.hosts.bandwidth, parse_bandwidth, "to other hosts (10GB/s)");
@@ -94,9 +78,6 @@ void add_machine(CLI::App& app, Request& r) {
   quantity(app, "--bandwidth", r.machine.bandwidth, parse_bandwidth, "a rank sends with (100GB/s)");
   quantity(app, "--latency", r.machine.latency, parse_seconds, "of one collective (10us)");
   quantity(app, "--flops", r.machine.flops, parse_flops, "that a rank attains (150TFLOP/s)");
-  app.add_option("--overhead", r.break_even_share, "of compute, for the break-even batch")
-      ->check(CLI::Range(1e-6, 1e6))
-      ->check(tools::refuse_nan);
 }
 
 }  // namespace
@@ -113,9 +94,12 @@ Request read_options(int argc, const char* const* argv) {
       app, "plan", argc, argv,
       {{"--weights", "--parameters and --layers have a model's size, --model a preset"},
        {"--optimizer", "it is AdamW"},
+       {"--stage", "the tables have a row for each stage"},
+       {"--overhead", "the break-even batch is that of 5 %"},
        {"--sequence-parallel", "08_tensor_parallel/activations.md has what it keeps and sends"},
        {"--partition-activations", "08_tensor_parallel/activations.md has what it keeps and sends"},
        {"--pipeline-schedule", "it is 1F1B; 09_pipeline/README.md has GPipe beside it"}});
+  request.policy = words.dtype == "fp32" ? fp32() : mixed();
   request.model = words.parameters > 0 ? model_of_size(words.parameters, words.layers)
                                        : model_of(nn::preset(words.preset), words.preset);
   return request;

@@ -46,17 +46,14 @@ std::string from_ranks(std::optional<std::int64_t> n) {
 std::vector<StagePlan> plan_data_ranks(const Request& r, std::int64_t lookahead) {
   std::vector<StagePlan> rows;
   for (const Stage stage : kStages) {
-    if (r.stage.value_or(stage) != stage) continue;
     StagePlan& row = rows.emplace_back(plan_stage(r, stage, data_mesh(stage, r.world_size)));
     row.time = step_time(r, stage, lookahead);
     row.break_even_batch = break_even_batch(row.time.communication, r.model.parameters, r.sequence,
-                                            r.break_even_share, r.machine);
+                                            kBreakEvenShare, r.machine);
   }
-  if (rows.back().stage == Stage::kZero3 && r.policy.optimizer > 0) {
-    rows.push_back(StagePlan(rows.back()));
-    rows.back().offloaded = true;
-    rows.back().states.optimizer = 0;
-  }
+  rows.push_back(StagePlan(rows.back()));
+  rows.back().offloaded = true;
+  rows.back().states.optimizer = 0;
   return rows;
 }
 
@@ -87,13 +84,11 @@ std::vector<StagePlan> plan_mesh(const Request& request) {
     if (mesh.ranks() != request.world_size || (stage == Stage::kDdp) != (shards == 1)) continue;
     check_model(request, mesh);
     if (stage == Stage::kZero3 && pipeline > 1 && is_tied(request.model)) continue;
-    if (data > 1 && request.stage.value_or(stage) != stage) continue;
     rows.push_back(plan_stage(request, stage, mesh));
   }
   refuse_if(rows.empty(),
-            "--world-size {} has no mesh with this --tp, --pp, --shard-size and --stage: each size "
-            "must divide the ranks that the others leave, groups of one rank share nothing (ddp), "
-            "and a pipeline of a model whose head is its embedding has no zero3",
+            "--world-size {} has no mesh with this --tp, --pp and --shard-size: each size must "
+            "divide the ranks that the others leave, and groups of one rank share nothing (ddp)",
             request.world_size);
   return rows;
 }
@@ -144,7 +139,7 @@ Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
                                : " No other stage fits.";
     return choice;
   }
-  const Stage last = request.stage.value_or(Stage::kZero3);
+  constexpr Stage last = Stage::kZero3;
   const auto states = [&](std::int64_t n) {
     return model_states(request.model.parameters, request.policy, last, n).total();
   };

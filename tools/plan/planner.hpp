@@ -95,9 +95,7 @@ struct Request {
   bool recompute = false;  ///< layers keep only their input and compute the rest again in backward
   bool activations_on_host = false;  ///< with `recompute`: these inputs leave the device
   Machine machine;
-  std::optional<Memory> memory;    ///< of one rank's device
-  std::optional<Stage> stage;      ///< only this one
-  double break_even_share = 0.05;  ///< communication over compute that counts as little
+  std::optional<Memory> memory;  ///< of one rank's device
   MeshRequest mesh;
   HostRequest hosts;
 
@@ -156,20 +154,23 @@ struct LookaheadPlan {
 /// Steps of which one takes at most this part longer count as equally long.
 inline constexpr double kAsQuick = 0.01;
 
+/// Communication over compute that counts as little, for the break-even batch.
+inline constexpr double kBreakEvenShare = 0.05;
+
 /// The answer.
 struct Choice {
   /// Of the stages that fit the lowest whose step is as quick as the quickest's, and the same of
   /// the others. Nothing if none fits or no memory was given.
   std::optional<StagePlan> taken = {}, next = {};
   std::string says = {};
-  /// If the answer is no: from how many ranks ZeRO-3 (or the stage asked for) would fit, model
-  /// states alone and with transients and activations. Nothing: with no number of ranks.
+  /// If the answer is no: from how many ranks ZeRO-3 would fit, model states alone and with
+  /// transients and activations. Nothing: with no number of ranks.
   std::optional<std::int64_t> ranks_for_states = {}, ranks_for_all = {};
 };
 
 struct Plan {
   Request request;
-  /// Those asked for, then ZeRO-3 with its optimizer offloaded; if a mesh was asked for, on it.
+  /// All, then ZeRO-3 with its optimizer offloaded; if a mesh was asked for, those on it.
   std::vector<StagePlan> stages = {};
   LookaheadPlan lookahead = {};
   Choice choice = {};                ///< of data ranks alone

@@ -12,6 +12,7 @@ namespace zero::plan {
 namespace {
 
 using tools::fixed, base::with_thousands;
+using Columns = std::vector<tools::Column>;
 
 // A sentence, broken at spaces for 100 columns; further lines begin with `indent`.
 std::string wrapped(std::string text, const std::string& indent = "") {
@@ -29,121 +30,93 @@ std::string say(fmt::format_string<Args...> text, Args&&... args) {
   return wrapped(fmt::format(text, std::forward<Args>(args)...));
 }
 
-// Columns of figures with a row for each way to train.
-template <class Row>
-struct Figures {
-  std::vector<tools::Figure<Row>> all;
+// Columns of figures in one unit, under one heading.
+void add(Columns& columns, const tools::Cells& headers, const std::string& unit = "",
+         const std::string& group = "") {
+  for (const std::string& header : headers) {
+    columns.push_back({header, tools::Align::kRight, unit, group});
+  }
+}
 
-  void add(const char* header, std::function<std::string(const Row&)> cell, const char* unit = "",
-           const char* group = "", tools::Align align = tools::Align::kRight) {
-    all.push_back({{header, align, unit, group}, std::move(cell)});
-  }
-  void add_bytes(Unit unit, const char* header, std::function<double(const Row&)> bytes,
-                 const char* group = "") {
-    add(
-        header, [=](const Row& row) { return in(bytes(row), unit); }, name(unit), group);
-  }
-  void add_number(const char* header, std::function<double(const Row&)> number,
-                  const char* unit = "", const char* group = "", int decimals = 3) {
-    add(
-        header, [=](const Row& row) { return fixed(number(row), decimals); }, unit, group);
-  }
-};
+// The cells of a row: its name, then bytes in the unit of the plan.
+template <class... Bytes>
+tools::Cells cells_of(const Plan& plan, std::string name, Bytes... bytes) {
+  return {std::move(name), in(static_cast<double>(bytes), plan.unit())...};
+}
+template <class... Numbers>
+void add_numbers(tools::Cells& row, int decimals, Numbers... numbers) {
+  (row.push_back(fixed(numbers, decimals)), ...);
+}
 
-Figures<StagePlan> with_names(const Plan& plan) {
-  const auto name_of = [mesh = plan.request.has_mesh()](const StagePlan& s) {
-    return name(s.stage) + (mesh ? " on " + text(s.mesh) : s.offloaded ? " + offload" : "");
-  };
-  Figures<StagePlan> figures;
-  figures.add("stage", name_of, "", "", tools::Align::kLeft);
-  return figures;
+std::string row_name(const Plan& plan, const StagePlan& row) {
+  return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh)
+                            : row.offloaded         ? " + offload"
+                                                    : "");
 }
 
 std::string memory_table(const Plan& plan) {
-  using Row = const StagePlan&;
   const Request& r = plan.request;
-  const char* const states = "model states";
-  auto figures = with_names(plan);
-  const auto add = [&](const char* header, auto bytes, const char* group = "") {
-    figures.add_bytes(plan.unit(), header, bytes, group);
-  };
-  add(
-      "params", [](Row s) { return s.states.parameters; }, states);
-  add(
-      "grads", [](Row s) { return s.states.gradients; }, states);
-  add(
-      "optimizer", [](Row s) { return s.states.optimizer; }, states);
-  add(
-      "total", [](Row s) { return s.states.total(); }, states);
-  add("transients", [](Row s) { return s.transients; });
-  add("activations", [](Row s) { return s.activations; });
-  add("all", [](Row s) { return s.total(); });
+  const std::string unit = name(plan.unit());
+  Columns columns = {{"stage", tools::Align::kLeft}};
+  add(columns, {"params", "grads", "optimizer", "total"}, unit, "model states");
+  add(columns, {"transients", "activations", "all"}, unit);
   if (r.memory) {
-    figures.add(
-        "fits", [&](Row s) { return r.fits(s) ? "yes" : "no"; },
-        at_most(r.memory->bytes, r.memory->unit).c_str(), "", tools::Align::kLeft);
+    columns.push_back({"fits", tools::Align::kLeft, at_most(r.memory->bytes, r.memory->unit)});
   }
-  return tools::table_of(plan.stages, figures.all);
+  return tools::table_of(columns, plan.stages, [&](const StagePlan& s) {
+    tools::Cells row =
+        cells_of(plan, row_name(plan, s), s.states.parameters, s.states.gradients,
+                 s.states.optimizer, s.states.total(), s.transients, s.activations, s.total());
+    if (r.memory) row.emplace_back(r.fits(s) ? "yes" : "no");
+    return row;
+  });
 }
 
 std::string step_table(const Plan& plan) {
-  using Row = const StagePlan&;
-  const char *const sent = "a rank sends", *const step = "a step";
+  Columns columns = {{"stage", tools::Align::kLeft}};
+  add(columns, {"sent"}, name(plan.unit()), "a rank sends");
+  add(columns, {"in V"}, "", "a rank sends");
+  add(columns, {"compute", "communication", "exposed", "all"}, "s", "a step");
+  add(columns, {"break-even batch"});
   const double v = copies(plan.request.model.parameters, plan.request.policy).parameters;
-  auto figures = with_names(plan);
-  figures.add_bytes(
-      plan.unit(), "sent", [](Row s) { return s.sent.total(); }, sent);
-  figures.add_number(
-      "in V", [v](Row s) { return s.sent.total() / v; }, "", sent);
-  figures.add_number(
-      "compute", [](Row s) { return s.time.compute; }, "s", step);
-  figures.add_number(
-      "communication", [](Row s) { return s.time.communication; }, "s", step);
-  figures.add_number(
-      "exposed", [](Row s) { return s.time.exposed; }, "s", step);
-  figures.add_number(
-      "all", [](Row s) { return s.time.total(); }, "s", step);
-  figures.add("break-even batch",
-              [](Row s) { return s.break_even_batch ? with_thousands(*s.break_even_batch) : "-"; });
-  std::vector<StagePlan> rows = plan.stages;
-  std::erase_if(rows, [](Row s) { return s.offloaded; });
-  return tools::table_of(rows, figures.all);
+  std::vector<StagePlan> stages = plan.stages;
+  std::erase_if(stages, [](const StagePlan& s) { return s.offloaded; });
+  return tools::table_of(columns, stages, [&](const StagePlan& s) {
+    tools::Cells row = cells_of(plan, row_name(plan, s), s.sent.total());
+    add_numbers(row, 3, s.sent.total() / v, s.time.compute, s.time.communication, s.time.exposed,
+                s.time.total());
+    row.push_back(s.break_even_batch ? with_thousands(*s.break_even_batch) : "-");
+    return row;
+  });
 }
 
 std::string wire_table(const Plan& plan) {
-  using Row = const StagePlan&;
-  const char* const along = "a rank sends along";
-  auto figures = with_names(plan);
-  const auto add = [&](const char* axis, auto bytes) {
-    figures.add_bytes(plan.unit(), axis, bytes, along);
-  };
-  add("shards", [](Row s) { return s.sent.shards; });
-  add("replicas", [](Row s) { return s.sent.replicas; });
-  add("tensor", [](Row s) { return s.sent.tensor; });
-  add("pipeline", [](Row s) { return s.sent.pipeline; });
-  add("all", [](Row s) { return s.sent.total(); });
-  figures.add("micro-batches", [](Row s) { return with_thousands(s.micro_batches); });
-  figures.add_number(
-      "bubble", [](Row s) { return 100 * s.bubble(); }, "%", "", 1);
-  return tools::table_of(plan.stages, figures.all);
+  Columns columns = {{"stage", tools::Align::kLeft}};
+  add(columns, {"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
+      "a rank sends along");
+  add(columns, {"micro-batches"});
+  add(columns, {"bubble"}, "%");
+  return tools::table_of(columns, plan.stages, [&](const StagePlan& s) {
+    tools::Cells row = cells_of(plan, row_name(plan, s), s.sent.shards, s.sent.replicas,
+                                s.sent.tensor, s.sent.pipeline, s.sent.total());
+    row.push_back(with_thousands(s.micro_batches));
+    add_numbers(row, 1, 100 * s.bubble());
+    return row;
+  });
 }
 
 std::string host_table(const Plan& plan) {
-  using Row = const HostPlan&;
-  const double inside = plan.request.machine.bandwidth / 1e9;
-  Figures<HostPlan> figures;
-  figures.add(
-      "way", [](Row h) { return h.name; }, "", "", tools::Align::kLeft);
-  figures.add_bytes(plan.unit(), "states", [](Row h) { return h.states.total(); });
-  figures.add_bytes(plan.unit(), "sent inside", [](Row h) { return h.sum().inside; });
-  figures.add_bytes(plan.unit(), "leaves a host", [](Row h) { return h.leaves; });
-  figures.add_number(
-      "time", [](Row h) { return h.seconds; }, "s");
-  figures.add_number(
-      "from ratio", [](Row h) { return h.pays_from.value_or(NAN); }, "", "pays");
-  figures.add_number(
-      "below", [inside](Row h) { return inside / h.pays_from.value_or(NAN); }, "GB/s", "pays");
-  return tools::table_of(plan.hosts, figures.all);
+  Columns columns = {{"way", tools::Align::kLeft}};
+  add(columns, {"states", "sent inside", "leaves a host"}, name(plan.unit()));
+  add(columns, {"time"}, "s");
+  add(columns, {"from ratio"}, "", "pays");
+  add(columns, {"below"}, "GB/s", "pays");
+  return tools::table_of(columns, plan.hosts, [&](const HostPlan& h) {
+    const double ratio = h.pays_from.value_or(NAN);
+    tools::Cells row = cells_of(plan, h.name, h.states.total(), h.sum().inside, h.leaves);
+    add_numbers(row, 3, h.seconds, ratio, plan.request.machine.bandwidth / ratio / 1e9);
+    return row;
+  });
 }
 
 std::string title(const Request& r) {
@@ -194,18 +167,16 @@ std::string about_stages(const Plan& plan) {
           "one link cannot hide behind compute. From the break-even batch on communication, none "
           "of it hidden, takes less than {} % of compute.",
           fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
-          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
+          fixed(r.machine.flops / 1e12, 3), fixed(100 * kBreakEvenShare, 1));
   if (r.world_size == 1) return text;
-  if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
-    text += say(
-        "\nLookahead of ZeRO-3: gathering the largest unit takes {}, computing its forward {}: k* "
-        "= {}{}{}.",
-        in_seconds(k.gather), in_seconds(k.compute), k.needed,
-        k.used < k.needed ? fmt::format(", but there is room for {} units ahead", k.used) : "",
-        k.always_waits ? "; all gathers together take longer than computing, and the difference "
-                         "stays exposed with any k"
-                       : "");
-  }
+  text += say(
+      "\nLookahead of ZeRO-3: gathering the largest unit takes {}, computing its forward {}: k* = "
+      "{}{}{}.",
+      in_seconds(k.gather), in_seconds(k.compute), k.needed,
+      k.used < k.needed ? fmt::format(", but there is room for {} units ahead", k.used) : "",
+      k.always_waits ? "; all gathers together take longer than computing, and the difference "
+                       "stays exposed with any k"
+                     : "");
   return text +
          say("\nFor a layer ZeRO-3 sends {} than tensor parallelism over all {} ranks would: they "
              "are even at {} tokens over all ranks, this step has {}.",

@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
@@ -38,15 +37,7 @@ Json run_metadata(int argc, const char* const* argv) {
   return {
       {"project_version", ZERO_VERSION},
       {"libtorch_version", TORCH_VERSION},
-      {"compiler",
-#if defined(__clang__)
-       "clang " __clang_version__
-#else
-       "g++ " __VERSION__
-#endif
-      },
       {"command_line", std::move(command_line)},
-      {"cores", std::thread::hardware_concurrency()},
       {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
                            fmt::gmtime(std::chrono::system_clock::to_time_t(now)))},
   };

@@ -17,8 +17,8 @@ void write_json(const std::filesystem::path& path, const Json& document);
 /// than kDeepestJson (json_depth.hpp).
 Json read_json(const std::filesystem::path& path);
 
-/// Metadata for a result: "project_version", "libtorch_version", "compiler", "command_line" (a
-/// list), "cores" (that this process may use), "date" (now, UTC, ISO 8601).
+/// Metadata for a result: "project_version", "libtorch_version", "command_line" (a list), "date"
+/// (now, UTC, ISO 8601).
 Json run_metadata(int argc, const char* const* argv);
 
 }  // namespace zero::tools

@@ -66,12 +66,10 @@ TEST(RunMetadata, TellsVersionsCommandAndTime) {
   const auto after = std::chrono::system_clock::now();
   for (const auto& [key, expected] : {std::pair{"project_version", R"(\d+\.\d+\.\d+.*)"},
                                       {"libtorch_version", R"(\d+\.\d+.*)"},
-                                      {"compiler", R"((g\+\+|clang) \d+.*)"},
                                       {"date", R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"}}) {
     EXPECT_TRUE(std::regex_match(run.at(key).get<std::string>(), std::regex(expected))) << key;
   }
   EXPECT_EQ(run.at("command_line"), Json({"ladder", "--modes", "ddp,zero1"}));
-  EXPECT_GE(run.at("cores").get<int>(), 1);
   std::tm broken_down{};
   std::istringstream(run.at("date").get<std::string>()) >>
       std::get_time(&broken_down, "%Y-%m-%dT%H:%M:%SZ");

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,21 +27,13 @@ using Cells = std::vector<std::string>;
 /// Widths are counted in bytes: cells must be plain ASCII. Each row has a cell for each column.
 std::string table_text(const std::vector<Column>& columns, const std::vector<Cells>& rows);
 
-/// A column, and its cell in the row of a `Row`.
-template <class Row>
-struct Figure : Column {
-  std::function<std::string(const Row&)> cell;
-};
-
-/// The table of these figures, with a row for each of `rows`.
-template <class Row>
-std::string table_of(const std::vector<Row>& rows, const std::vector<Figure<Row>>& figures) {
+/// The same with a row for each of `rows`, whose cells `cells_of` gives.
+template <class Row, class CellsOf>
+std::string table_of(const std::vector<Column>& columns, const std::vector<Row>& rows,
+                     const CellsOf& cells_of) {
   std::vector<Cells> cells;
-  for (const Row& row : rows) {
-    cells.emplace_back();
-    for (const Figure<Row>& figure : figures) cells.back().push_back(figure.cell(row));
-  }
-  return table_text({figures.begin(), figures.end()}, cells);
+  for (const Row& row : rows) cells.push_back(cells_of(row));
+  return table_text(columns, cells);
 }
 
 /// `value` with a fixed number of decimals: fixed(0.5, 3) is "0.500". "-" if it is not finite, and

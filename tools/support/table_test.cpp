@@ -52,10 +52,8 @@ TEST(Table, WidensTheLastColumnOfAGroupForALongHeading) {
 }
 
 TEST(Table, HasARowForEachThing) {
-  const std::vector<Figure<int>> figures = {
-      {{"n"}, [](int n) { return std::to_string(n); }},
-      {{"square"}, [](int n) { return std::to_string(n * n); }}};
-  EXPECT_EQ(table_of<int>({2, 30}, figures),
+  const auto cells = [](int n) { return Cells{std::to_string(n), std::to_string(n * n)}; };
+  EXPECT_EQ(table_of({{"n"}, {"square"}}, std::vector<int>{2, 30}, cells),
             " n  square\n"
             "----------\n"
             " 2       4\n"
