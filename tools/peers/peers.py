@@ -203,30 +203,26 @@ def first_that_fails(processes):
             process.join()
 
 
-def torch_rank_main(log, rank_options):
+def torch_rank_main(log, **rank_options):
     """A rank of PyTorch's; what it says goes to the log."""
     with open(log, "w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-    torch_rank.run(rank_options)
+    torch_rank.run(**rank_options)
 
 
-def run_torch(pair, options, work, keep, memory=False):
+def run_torch(pair, work, keep, memory=False):
     """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
-    store = work / "store"
-    store.unlink(missing_ok=True)
+    (work / "store").unlink(missing_ok=True)
     logs = [work / f"torch.{rank}.log" for rank in range(RANKS)]
-    results = [work / f"torch.{rank}.json" for rank in range(RANKS)]
-    ranks = [FORK.Process(target=torch_rank_main, args=(logs[rank], torch_rank.RankOptions(
-        pair=pair, rank=rank, world_size=RANKS, store=store, weights=work / "weights",
-        batches=work / "batches.safetensors", learning_rate=LEARNING_RATE, threads=threads(),
-        result=results[rank], final=work / "torch.safetensors" if keep else None, memory=memory)))
-        for rank in range(RANKS)]
+    ranks = [FORK.Process(target=torch_rank_main, args=(logs[rank],), kwargs=dict(
+        pair=pair, rank=rank, world_size=RANKS, work=work, learning_rate=LEARNING_RATE, threads=threads(), keep=keep,
+        memory=memory)) for rank in range(RANKS)]
     failed = first_that_fails(ranks)
     if failed is not None:
         raise Failure(f"PyTorch's {THEIRS[pair]}: rank {failed} ended with {ranks[failed].exitcode}:\n"
                       f"{logs[failed].read_text()[-3000:]}")
-    results = [json.loads(result.read_text()) for result in results]
+    results = [json.loads((work / f"torch.{rank}.json").read_text()) for rank in range(RANKS)]
     if memory:
         return max(result["peak_mib"] for result in results)
 
@@ -290,7 +286,7 @@ def run_round(pair, options, work, keep):
     print(f"  {OURS[pair]}", end="", flush=True)
     ours = run_ours(pair, options, work, keep)
     print(f" {ours['step_s']:.2f} s, {THEIRS[pair]}", end="", flush=True)
-    theirs = run_torch(pair, options, work, keep)
+    theirs = run_torch(pair, work, keep)
     check_losses(pair, ours["losses"], theirs["losses"])
     share = others.share()
     print(f" {theirs['step_s']:.2f} s, others {share:.1%}", flush=True)
@@ -319,7 +315,7 @@ def compare(pair, options, work):
                             work / "torch.safetensors")
     shutil.rmtree(work / "ours")
     (work / "torch.safetensors").unlink()
-    peak = run_torch(pair, options, work, keep=False, memory=True)
+    peak = run_torch(pair, work, keep=False, memory=True)
     ratios = [each["ours"]["step_s"] / each["torch"]["step_s"] for each in done]
     return {"pair": pair, "world_size": RANKS, "ours": summary([each["ours"] for each in done], OURS[pair]),
             "torch": {**summary([each["torch"] for each in done], THEIRS[pair]), "peak_mib": peak},

@@ -19,7 +19,6 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -34,22 +33,6 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
-
-
-class RankOptions(NamedTuple):
-    """What one rank does."""
-
-    pair: str  # ddp, zero1, zero2, zero3, deepspeed1, deepspeed3
-    rank: int
-    world_size: int
-    store: Path  # file through which the ranks meet
-    weights: Path
-    batches: Path
-    learning_rate: float
-    threads: int
-    result: Path  # where the figures go
-    final: Path | None = None  # where rank 0 puts the trained weights
-    memory: bool = False  # train two steps and say the peak of the allocator's bytes only
 
 
 def status_mib(key):
@@ -157,13 +140,11 @@ def train(model, optimizer, batches):
     return steps, losses
 
 
-def peak_of_two_steps(options, batches):
+def peak_of_two_steps(pair, weights, learning_rate, batches):
     """Since before the model is made. The second step has the optimizer's states and is the peak."""
-    batches = {name: tensor[:2] for name, tensor in batches.items()}
     cpu = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
-        model, optimizer = build(options.pair, options.weights, options.learning_rate)
-        train(model, optimizer, batches)
+        train(*build(pair, weights, learning_rate), {name: tensor[:2] for name, tensor in batches.items()})
     return highest_sum(profile)
 
 
@@ -202,36 +183,33 @@ def model_states(model, optimizer):
                                 if isinstance(value, torch.Tensor))}
 
 
-def run(options):
-    """Trains as `options` (RankOptions) say and writes the result; all ranks at once."""
-    torch.set_num_threads(options.threads)
-    dist.init_process_group("gloo", init_method=f"file://{options.store}", rank=options.rank,
-                            world_size=options.world_size)
-    batches = load_file(options.batches)
-    batches = {name: tensor[:, options.rank] for name, tensor in batches.items()}
-    if options.memory:
-        result = {"peak_mib": peak_of_two_steps(options, batches)}
-        Path(options.result).write_text(json.dumps(result))
-        dist.barrier()
-        dist.destroy_process_group()
-        return
-    model, optimizer = build(options.pair, options.weights, options.learning_rate)
+def measure(pair, weights, learning_rate, batches, final):
+    """Trains, and the figures of it; with `final` rank 0 puts the trained weights there."""
+    model, optimizer = build(pair, weights, learning_rate)
     dist.barrier()
     forget_high_water_mark()
     sent = sent_over_loopback()
     steps, losses = train(model, optimizer, batches)
     dist.barrier()
     sent = (sent_over_loopback() - sent) / len(steps)
-    result = {"steps": steps, "losses": losses, "sent_bytes": sent,
-              "rest_mib": status_mib("VmRSS"), "hwm_mib": status_mib("VmHWM"),
-              **model_states(model, optimizer)}
-    if options.final:
-        final = {}
-        for name, tensor in whole_weights(model):
-            if options.rank == 0:
-                final[name] = tensor.clone().contiguous()
-        if options.rank == 0:
-            save_file(final, options.final)
-    Path(options.result).write_text(json.dumps(result))
+    result = {"steps": steps, "losses": losses, "sent_bytes": sent, "rest_mib": status_mib("VmRSS"),
+              "hwm_mib": status_mib("VmHWM"), **model_states(model, optimizer)}
+    if final:
+        whole = {name: tensor.clone().contiguous() for name, tensor in whole_weights(model)}
+        if dist.get_rank() == 0:
+            save_file(whole, final)
+    return result
+
+
+def run(pair, rank, world_size, work, learning_rate, threads, keep, memory):
+    """A rank; all are called at once. In the folder `work` are the weights and batches, and there go the result and,
+    with `keep`, the trained weights. `memory`: trains two steps and says the peak of the allocator's bytes only."""
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=rank, world_size=world_size)
+    batches = {name: tensor[:, rank] for name, tensor in load_file(work / "batches.safetensors").items()}
+    how = pair, work / "weights", learning_rate, batches
+    result = ({"peak_mib": peak_of_two_steps(*how)} if memory
+              else measure(*how, work / "torch.safetensors" if keep else None))
+    (work / f"torch.{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()

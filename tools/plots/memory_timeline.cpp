@@ -22,10 +22,11 @@ tools::Json timeline_of_mode(const std::string& mode, const memory::Timeline& ti
   return {{"mode", mode}, {"samples", std::move(samples)}, {"marks", std::move(marks)}};
 }
 
-tools::Json memory_timeline(const TimelineSubject& subject, tools::Json modes, tools::Json run) {
-  return {{"model", subject.model},
-          {"world_size", subject.world_size},
-          {"parameter_bytes", subject.parameter_bytes},
+tools::Json memory_timeline(const std::string& model, int world_size, std::int64_t parameter_bytes,
+                            tools::Json modes, tools::Json run) {
+  return {{"model", model},
+          {"world_size", world_size},
+          {"parameter_bytes", parameter_bytes},
           {"modes", std::move(modes)},
           {"run", std::move(run)}};
 }

@@ -18,28 +18,8 @@ from plot_style import (
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# More points than this cannot be told apart across a panel.
-MOST_BINS = 1500
-
 # From the bottom: what does not change along a step first, so that what does is not shifted by it.
 STACK = ("optimizer", "parameters", "gradients", "communication", "activations", "other")
-
-
-def thinned(samples):
-    """At most two samples for each of MOST_BINS slices of time: the fullest and the emptiest, so
-    that no peak and no valley is lost."""
-    if len(samples) <= 2 * MOST_BINS:
-        return samples
-    first, last = samples[0]["t"], samples[-1]["t"]
-    width = (last - first) / MOST_BINS or 1.0
-    bins = {}
-    for sample in samples:
-        bins.setdefault(int((sample["t"] - first) / width), []).append(sample)
-    kept = [samples[0]]
-    for _, members in sorted(bins.items()):
-        chosen = {id(pick): pick for pick in (min(members, key=total), max(members, key=total))}
-        kept += sorted(chosen.values(), key=lambda sample: sample["t"])
-    return kept + [samples[-1]]
 
 
 def total(sample):
@@ -51,7 +31,7 @@ def read_mode(row):
     samples = [{"t": sample["t"] - start, **{name: sample.get(name, 0) / MIB for name in CATEGORY_COLOURS}}
                for sample in row["samples"]]
     marks = sorted((mark["t"] - start, mark["label"]) for mark in row["marks"])
-    return {"name": row["mode"], "peak": max(map(total, samples)), "samples": thinned(samples),
+    return {"name": row["mode"], "peak": max(map(total, samples)), "samples": samples,
             "marks": marks, "end": samples[-1]["t"]}
 
 

@@ -75,11 +75,10 @@ std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held
 
 void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options,
                            const memory::Timeline& timeline) {
-  const plots::TimelineSubject subject{model_of(options).name, strategy.communicator().size(),
-                                       strategy.list().bytes()};
   tools::Json modes = tools::Json::array({plots::timeline_of_mode(options.mode, timeline)});
   tools::write_json(options.memory_timeline,
-                    plots::memory_timeline(subject, std::move(modes), options.run));
+                    plots::memory_timeline(model_of(options).name, strategy.communicator().size(),
+                                           strategy.list().bytes(), std::move(modes), options.run));
 }
 
 void train(train::Strategy& strategy, const tools::Loss& loss, const data::Dataset& dataset,
