@@ -98,12 +98,11 @@ class Paths(Script):
                     ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
 
     def test_of_other_programs_are_the_users(self):
-        self.expect("plan", ["--weights", "a", "--memory", "24GB"], ["--weights", "HERE/a", "--memory", "24GB"])
+        self.expect("plan", ["--memory", "24GB"], ["--memory", "24GB"])
         self.expect("timeline", ["a.json", "--require", "0.5", "b.json", "--pict", "c.png"],
                     ["HERE/a.json", "--require", "0.5", "HERE/b.json", "--pict", "HERE/c.png"])
-        self.expect("data", ["text", "--input", "a", "b", "--tokenizer", "c", "--validation", "0.1", "--output", "d"],
-                    ["text", "--input", "HERE/a", "HERE/b", "--tokenizer", "HERE/c", "--validation", "0.1",
-                     "--output", "HERE/d"])
+        self.expect("data", ["text", "--input", "a", "b", "--tokenizer", "c", "--output", "d"],
+                    ["text", "--input", "HERE/a", "HERE/b", "--tokenizer", "HERE/c", "--output", "HERE/d"])
         self.expect("step 01", ["shares", "--memory-timeline", "a", "--json", "b", "--nproc", "3"],
                     ["shares", "--memory-timeline", "HERE/a", "--json", "HERE/b", "--nproc", "3"])
         self.expect("peers", ["--json", "a", "--rounds", "2"], ["--json", "HERE/a", "--rounds", "2"])

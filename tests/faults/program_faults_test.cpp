@@ -56,8 +56,8 @@ TEST(RanksDiffer, InAnOption) {
   expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch_size 2, rank 1 has batch_size 1");
   expect_both_refuse({"--timeout", "9.5"}, {"--timeout", "10"},
                      "rank 0 has time limit 9.5, rank 1 has time limit 10");
-  expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},
-                     "rank 0 has model \"tiny\", rank 1 has model \"smollm2-135m\"");
+  expect_both_refuse({}, {"--model", "llama-20m"},
+                     "rank 0 has model \"tiny\", rank 1 has model \"llama-20m\"");
   expect_both_refuse({}, {"--modes", "zero1"},
                      "disagree about what to run next: rank 0 has ddp, rank 1 has zero1");
 }

@@ -15,7 +15,6 @@ inline tools::Json ladder_sample() {
   tools::Json report = {
       {"world_size", 2},
       {"mesh", {{"data", 2}, {"pipeline", 1}, {"tensor", 1}}},
-      {"pipeline_schedule", nullptr},
       {"sequence_parallel", false},
       {"partition_activations", false},
       {"model", "smollm2-360m"},

@@ -3,12 +3,11 @@
 
   prepare.py text --tokenizer tokenizer.json --input book.txt notes/ --output book.tokens
   prepare.py reviews --tokenizer tokenizer.json --input train.csv --output yelp.tokens \\
-      --max-length 512 --validation 0.05
+      --max-length 512
 
 The tokenizer is any tokenizer.json of the `tokenizers` package (every Hugging Face model with a
 fast tokenizer has one); --bytes takes the bytes of the text instead and needs no package at all.
-With --validation F the output is two files: NAME.train.tokens and NAME.validation.tokens for
---output NAME.tokens. The format is described in docs/token-files.md.
+The format is described in docs/token-files.md.
 """
 
 import argparse
@@ -170,52 +169,24 @@ def pieces(text):
         start = end
 
 
-def training_part(size, fraction):
-    validation = int(size * fraction + 0.5)
-    if validation < 1 or validation >= size:
-        raise InputError(f"a validation fraction of {fraction} of {size} items leaves one part "
-                         "empty")
-    return size - validation
-
-
-def output_names(options):
-    """The files to write: one, or two where a part is kept for validation."""
-    if options.validation is None:
-        return [options.output]
-    stem, suffix = os.path.splitext(options.output)
-    return [f"{stem}.train{suffix}", f"{stem}.validation{suffix}"]
-
-
-def check_outputs(options, inputs):
+def check_output(options, inputs):
     """Refuses, before minutes of work, what cannot be written or would be written over an input."""
     read = {os.path.realpath(name) for name in [*inputs, *filter(None, [options.tokenizer])]}
-    for name in output_names(options):
-        folder = os.path.dirname(name) or "."
-        if os.path.isdir(name):
-            raise InputError(f"--output: {name} is a folder, and a file is to be written there")
-        if not os.path.isdir(folder):
-            raise InputError(f"--output: No such file or directory: {folder}; make it, or name a "
-                             "file in a folder that exists")
-        if not os.access(folder, os.W_OK):
-            raise InputError(f"--output: {name} cannot be written: nothing may be written to its "
-                             "folder")
-        if os.path.realpath(name) in read:
-            raise InputError(f"--output: {name} would be written over an input, name another")
-
-
-def outputs(options, items):
-    """Pairs (file name, items)."""
-    if options.validation is None:
-        parts = [items]
-    else:
-        cut = training_part(len(items), options.validation)
-        parts = [items[:cut], items[cut:]]
-    return zip(output_names(options), parts)
+    name, folder = options.output, os.path.dirname(options.output) or "."
+    if os.path.isdir(name):
+        raise InputError(f"--output: {name} is a folder, and a file is to be written there")
+    if not os.path.isdir(folder):
+        raise InputError(f"--output: No such file or directory: {folder}; make it, or name a "
+                         "file in a folder that exists")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"--output: {name} cannot be written: nothing may be written to its folder")
+    if os.path.realpath(name) in read:
+        raise InputError(f"--output: {name} would be written over an input, name another")
 
 
 def prepare_text(options):
     files = list(text_files(options.input))
-    check_outputs(options, files)
+    check_output(options, files)
     tokenizer = make_tokenizer(options, special_tokens=False)
     ids = token_file.id_array(tokenizer.vocabulary)
     for path in progress(files, len(files), " files"):
@@ -223,13 +194,12 @@ def prepare_text(options):
             ids.extend(tokenizer.encode([piece], None)[0])
     if not ids:
         raise InputError("the tokenizer made no token of the whole input")
-    for path, part in outputs(options, ids):
-        token_file.write_stream(path, tokenizer, part)
-        say(f"{path}: {len(part)} tokens, vocabulary {tokenizer.vocabulary}")
+    token_file.write_stream(options.output, tokenizer, ids)
+    say(f"{options.output}: {len(ids)} tokens, vocabulary {tokenizer.vocabulary}")
 
 
 def prepare_reviews(options):
-    check_outputs(options, options.input)
+    check_output(options, options.input)
     tokenizer = make_tokenizer(options, special_tokens=True)
     reviews = []
     for path in options.input:
@@ -250,10 +220,9 @@ def prepare_reviews(options):
         say(f"left out: {len(records) - len(whole)} reviews without a token")
     if not whole:
         raise InputError("the input holds no reviews")
-    for path, part in outputs(options, whole):
-        token_file.write_records(path, tokenizer, part, CLASSES)
-        tokens = sum(len(ids) for _, ids in part)
-        say(f"{path}: {len(part)} reviews, {tokens} tokens, vocabulary {tokenizer.vocabulary}")
+    token_file.write_records(options.output, tokenizer, whole, CLASSES)
+    tokens = sum(len(ids) for _, ids in whole)
+    say(f"{options.output}: {len(whole)} reviews, {tokens} tokens, vocabulary {tokenizer.vocabulary}")
 
 
 def make_tokenizer(options, special_tokens):
@@ -284,13 +253,6 @@ def name(text):
     return text
 
 
-def fraction(text):
-    number = float(text)
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return number
-
-
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -303,8 +265,6 @@ def parse_arguments(arguments):
         source.add_argument("--bytes", action="store_true", help="tokens are bytes")
         kind.add_argument("--output", metavar="FILE", type=name, required=True,
                           help="token file to write")
-        kind.add_argument("--validation", metavar="F", type=fraction,
-                          help="fraction to keep for validation, in a file of its own")
     text.add_argument("--input", nargs="+", required=True, metavar="PATH", type=name,
                       help="UTF-8 text files, or folders of *.txt and *.md")
     text.set_defaults(run=prepare_text)
@@ -317,6 +277,8 @@ def parse_arguments(arguments):
     reviews.add_argument("--seed", type=seed, default=42, help="of the order (default 42)")
     reviews.add_argument("--pad-token", metavar="TOKEN", help="what to pad batches with")
     reviews.set_defaults(run=prepare_reviews)
+    if any(word.partition("=")[0] == "--validation" for word in arguments):
+        parser.error("--validation was removed: cut the input, and make a file of each part")
     return parser.parse_args(arguments)
 
 

@@ -115,8 +115,7 @@ TEST_F(PrepareErrors, RefusesBadTextAndOptions) {
   expect_refused(prepare_text(path("binary.txt")), "is not UTF-8");
   expect_refused(prepare_text(path("none")), "has no *.txt or *.md");
   expect_refused(prepare_text("''"), "a name is needed, and this is empty");
-  expect_refused(prepare_text(good, "--validation 1.5"), "not between 0 and 1");
-  expect_refused(prepare_text(good, "--validation 0.01"), "leaves one part empty");
+  expect_refused(prepare_text(good, "--validation 0.1"), "--validation was removed: cut the input");
   expect_refused(prepare_text(good, "--tokenizer x"), "not allowed with");
   // The last of two --output counts.
   expect_refused(prepare_text(good, "--output " + path("no/t.tokens")), "No such file");
@@ -134,15 +133,6 @@ TEST_F(PrepareErrors, RefusesOutputsThatAreInputs) {
   expect_refused(prepare_reviews(path("r.csv"), "--output " + path("r.csv")), over);
   EXPECT_EQ(testing::read_bytes(folder_ / "notes/a.txt"), "first");
   EXPECT_EQ(testing::read_bytes(folder_ / "r.csv"), kReviewsCsv);
-}
-
-// The second of two files cannot be written: then the first is not either.
-TEST_F(PrepareErrors, LooksAtBothOutputsFirst) {
-  folder_.write("a.txt", "0123456789");
-  std::filesystem::create_directories(folder_ / "t.validation.tokens");
-  expect_refused(prepare_text(path("a.txt"), "--validation 0.5"),
-                 "t.validation.tokens is a folder");
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "t.train.tokens"));
 }
 
 TEST_F(PrepareErrors, RefusesSeedsThatDoNotFit64Bits) {

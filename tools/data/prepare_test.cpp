@@ -64,23 +64,15 @@ TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
   }
 }
 
-TEST_F(Prepare, SplitsAndLimits) {
+TEST_F(Prepare, Limits) {
   const auto fixture = testing::fixtures() / "reviews.csv";
   ASSERT_EQ(prepare_reviews(shell_word(fixture), "--seed 7"), "");
-  ASSERT_EQ(prepare_reviews(shell_word(fixture),
-                            "--seed 7 --limit 50 --validation 0.2 --output " + path("part.tokens")),
-            "");
+  ASSERT_EQ(
+      prepare_reviews(shell_word(fixture), "--seed 7 --limit 50 --output " + path("part.tokens")),
+      "");
   const Records all = TokenFile(folder_ / "r.tokens").records();
-  EXPECT_EQ(TokenFile(folder_ / "part.train.tokens").records().fingerprint(),
-            part_of(all, 0, 40).fingerprint());
-  EXPECT_EQ(TokenFile(folder_ / "part.validation.tokens").records().fingerprint(),
-            part_of(all, 40, 50).fingerprint());
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "part.tokens"));
-
-  folder_.write("t.txt", "0123456789");
-  ASSERT_EQ(prepare_text(path("t.txt"), "--validation 0.3"), "");
-  EXPECT_EQ(TokenFile(folder_ / "t.train.tokens").stream().size(), 7);
-  EXPECT_EQ(testing::ids_of(TokenFile(folder_ / "t.validation.tokens").stream()).front(), '7');
+  EXPECT_EQ(TokenFile(folder_ / "part.tokens").records().fingerprint(),
+            part_of(all, 0, 50).fingerprint());
 }
 
 TEST_F(Prepare, EveryFormOfReviewsGivesTheSameFile) {

@@ -44,7 +44,7 @@ TEST(BadArguments, OfTheTableAreRefusedBeforeAnythingIsWritten) {
     expect_refused(TestFolder(), first + sides[0], split(sides[1], " | "), ::testing::AnyOf(1, 2));
     ++lines;
   }
-  EXPECT_GT(lines, 100);
+  EXPECT_GT(lines, 80);
 }
 
 // The variables of a launcher, as long as this lives.
@@ -84,17 +84,6 @@ TEST(LaunchedRank, IsNotAskedForAnotherNumberOfRanks) {
     EXPECT_EQ(one.code, 0) << one.said;
     EXPECT_THAT(one.said, HasSubstr("on 1 rank,"));
   }
-}
-
-TEST(Memory, TheNextSmallerModelIsTakenAndNamed) {
-  const TestFolder folder;
-  const ProcessResult ended = run_ladder(
-      folder, "--assume-free-memory 2000 --steps 1 --seq-len 16 --modes ddp --no-compute-alone");
-  EXPECT_EQ(ended.code, 0) << ended.said;
-  EXPECT_THAT(ended.said, AllOf(HasSubstr("smollm2-360m on 2 ranks needs about"),
-                                HasSubstr("2.0 GiB are free: trying the next smaller model"),
-                                HasSubstr("smollm2-135m on 2 ranks needs about"),
-                                HasSubstr("tiny as language model on 2 ranks")));
 }
 
 // Runs with --data FILE and expects a refusal before a rank is started.

@@ -22,8 +22,8 @@ std::string problem_of_steps(const io::CheckpointInfo& saved, const Options& opt
         saved.step);
   }
   if (saved.step < options.steps) return "";
-  return fmt::format("it is of step {}, and --steps or --epochs ends the run after {} in all",
-                     saved.step, options.steps);
+  return fmt::format("it is of step {}, and --steps ends the run after {} in all", saved.step,
+                     options.steps);
 }
 
 // Batches of a run that goes on are those that it would have had.
@@ -32,20 +32,17 @@ std::string problem_of_resuming(const io::CheckpointInfo& saved, const Options& 
   const std::string of_steps = problem_of_steps(saved, options);
   if (!of_steps.empty()) return of_steps;
   const data::DistributedSampler::State position = position_in(saved);
-  const std::int64_t batches = options.data_ranks() * options.micro_batches;
-  if (position.global_batch != options.step_samples()) {
-    return fmt::format("its run takes {} samples a step over all ranks, this one {}: take {}",
-                       position.global_batch, options.step_samples(),
-                       position.global_batch % batches == 0
-                           ? fmt::format("--batch {}", position.global_batch / batches)
-                           : "a number of ranks that divides them, and --batch to match");
-  }
   if (position.seed != options.seed) return fmt::format("take --seed {}, its run's", position.seed);
-  if (position.dataset_size != std::ssize(samples.training)) {
+  if (position.global_batch != options.step_samples()) {
     return fmt::format(
-        "its run trains on {} samples in all, this one on {}: take the same --data, --seq-len and "
-        "--validation",
-        position.dataset_size, samples.training.size());
+        "its run takes {} samples a step over all ranks, this one {}: take ranks, --batch and "
+        "--micro-batches whose product is the same",
+        position.global_batch, options.step_samples());
+  }
+  if (position.dataset_size != samples.dataset->size()) {
+    return fmt::format(
+        "its run trains on {} samples in all, this one on {}: take the same --data and --seq-len",
+        position.dataset_size, samples.dataset->size());
   }
   const auto data = saved.notes.find(kDataNote);
   if (data == saved.notes.end() || data->second == samples.dataset->fingerprint()) return "";

@@ -71,13 +71,5 @@ TEST(FakeProcessGroup, ARankOfAMeshHoldsAndSendsWhatItDoesAmongRealRanks) {
   }
 }
 
-// refused.txt has what is too much for one rank.
-TEST(FakeProcessGroup, OnlyItsOneRankMustFitWithTheStatesOfItsGroup) {
-  const TestFolder folder;
-  const std::string little = kQuick + "--fake-process-group 512 --assume-free-memory 302 --modes ";
-  figures_of(folder, little + "tensor_zero3");
-  figures_of(folder, little + "hsdp3 --shard-size 8");
-}
-
 }  // namespace
 }  // namespace zero::ladder

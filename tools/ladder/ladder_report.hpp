@@ -25,7 +25,6 @@
 ///   "identical_to_ddp"                   whether all ranks of both ended with the same weights;
 ///                  null if ddp did not run, the mode rounds, or the ranks are fake
 ///   "digest"       that all ranks have; null if they differ
-///   "validation"   of its first rank, if there is one
 ///   "ranks"        a row for each rank: "rank", "digest" and the figures X
 ///
 /// A digest is the SHA-256 over the bytes of every tensor of the whole model after the last step,
@@ -80,8 +79,7 @@ void derive(tools::Json& report);
 /// all is well. Looked at: weights (not of a fake process group) are the same on all ranks and as
 /// DDP's (unless the mode rounds), and that means something; model states, the mean and by rank,
 /// are within kFormulaTolerance of their formula and the rest is below kLargestOtherMib; not one
-/// byte more or less was sent than the formulas say; losses are finite, and those of validation are
-/// the same to the last bit unless the mode rounds.
+/// byte more or less was sent than the formulas say; losses are finite.
 std::vector<std::string> verdict(const tools::Json& report);
 
 /// Title, tables and a legend, for a terminal: the eight columns that matter most, at most 100

@@ -128,7 +128,6 @@ std::string title(const Json& report) {
     more += report["device"] == "cpu" ? " (on the host, as all on the CPU)" : " (on the host)";
   }
   if (report["sequence_parallel"] == true) more += ", sequence parallel";
-  if (!report["pipeline_schedule"].is_null()) more += ", " + text("pipeline_schedule");
   return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {}, {} step{}{}\n", text("model"),
                      base::with_thousands(report["parameters"]), ranks_text(report), text("task"),
                      text("optimizer"), text("dtype"), text("device"), batch_text(report), steps,

@@ -69,7 +69,6 @@ class Ranks {
     Options options = options_;
     options.pictures = {};
     options.save = "";
-    options.validation = 0;
     Json slowest;
     for (const Json& result : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
@@ -127,12 +126,11 @@ class Ranks {
   int runs_ = 0;
 };
 
-// Everything that can be known to be wrong before training, so that nothing is written then. Turns
-// epochs into steps. The report as far as it is known then.
+// Everything that can be known to be wrong before training, so that nothing is written then. The
+// report as far as it is known then.
 Json check_before_training(Options& options, bool reports) {
   const Samples samples = read_samples(options);
   options.data_fingerprint = samples.dataset->fingerprint();
-  if (options.epochs > 0) options.steps = options.epochs * samples.steps_per_epoch;
   const auto saved = check_checkpoints(options, samples);
   Json report = report_head(options);
   report["steps"] = options.steps - (saved ? saved->step : 0);
@@ -175,11 +173,6 @@ Json train_modes(const Options& options, Ranks& ranks, Json& report) {
 void print_rest(const Options& options, const Json& report) {
   for (const Json& mode : report["modes"]) {
     if (mode.value("disk_bytes", 0.0) > 0) fmt::print("{}\n", disk_text(report, mode));
-  }
-  if (options.validation > 0) {
-    const Json& losses = report["modes"][0]["validation"];
-    fmt::print("validation loss: {:.4f} at the start, {:.4f} at the end\n",
-               number_in(losses.front(), "loss"), number_in(losses.back(), "loss"));
   }
   fmt::print("figures: {}\n", options.json);
   if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
@@ -228,9 +221,8 @@ int run(int argc, char** argv) {
   print_rest(options, report);
   if (!options.pictures.memory_timeline.empty()) {
     tools::write_json(options.pictures.memory_timeline,
-                      plots::memory_timeline(
-                          {options.model_name(), options.world_size, report["parameter_bytes"]},
-                          timelines, metadata));
+                      plots::memory_timeline(options.model_name(), options.world_size,
+                                             report["parameter_bytes"], timelines, metadata));
   }
   const std::vector<std::string> failures = verdict(report);
   for (const std::string& failure : failures) log_error("FAILED " + failure);

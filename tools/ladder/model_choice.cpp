@@ -27,9 +27,7 @@ double activation_bytes(const Options& options) {
   const std::int64_t a_token =
       3 * config.vocabulary / tensor_ranks + config.hidden * (40 + kept * layers);
   // Micro-batches whose backward a stage waits for.
-  const std::int64_t in_flight = stages > 1 && options.mesh.schedule == "gpipe"
-                                     ? options.micro_batches
-                                     : std::min<std::int64_t>(options.micro_batches, stages);
+  const std::int64_t in_flight = std::min<std::int64_t>(options.micro_batches, stages);
   return 4 * static_cast<double>(a_token) * static_cast<double>(in_flight) *
          static_cast<double>(options.batch * options.sequence_length);
 }
@@ -38,18 +36,6 @@ double activation_bytes(const Options& options) {
 plan::Stage stage_of(const std::string& mode) {
   const char digit = mode.substr(0, mode.find(':')).back();
   return digit >= '1' && digit <= '3' ? plan::kStages[digit - '0'] : plan::Stage::kDdp;
-}
-
-// The ranks of a fake process group that share the model states of `mode`: the whole data axis, or
-// a group of hsdp1 to hsdp3.
-std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
-  const std::int64_t all = std::max(1, options.data_ranks());
-  if (!mode.starts_with("hsdp")) return all;
-  const std::int64_t shard_size = all_modes().config(mode).shard_size;
-  if (shard_size > 0) return shard_size;  // else by host
-  if (options.ranks_per_host == 0) return all;
-  // The other axes are inside a host first.
-  return std::max(1, options.ranks_per_host / options.mesh.cell());
 }
 
 // Model states of the largest mode on one rank by itself, and parameters and gradients of the root
@@ -62,9 +48,10 @@ double states_of_fake_rank(const Options& options) {
   const plan::Policy policy = options.mixed() ? plan::mixed() : plan::fp32();
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
-    states = std::max(states, plan::model_states(part.parameters, policy, stage_of(mode),
-                                                 sharing_ranks(options, mode))
-                                  .total());
+    const std::int64_t group = mode.starts_with("hsdp") ? all_modes().config(mode).shard_size : 0;
+    const std::int64_t sharing = group > 0 ? group : std::max(1, options.data_ranks());
+    states = std::max(states,
+                      plan::model_states(part.parameters, policy, stage_of(mode), sharing).total());
   }
   const std::int64_t transient = 4 * (2 * part.root + 4 * part.largest_unit());
   return static_cast<double>(states + frozen * policy.parameter + transient);
@@ -85,7 +72,6 @@ double needed_bytes(const Options& options) {
 }
 
 double available_bytes(const Options& options) {
-  if (options.assume_free_mib > 0) return static_cast<double>(options.assume_free_mib << 20);
   if (options.device != "cpu") return static_cast<double>(free_gpu_bytes(options.local_ranks()));
   std::ifstream file("/proc/meminfo");
   std::string key;

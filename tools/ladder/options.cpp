@@ -79,11 +79,6 @@ void add_run_options(CLI::App& app, Options& o) {
        "100mbit, 1gbit or 30MB/s: what leaves or enters a host goes no faster")
       ->needs("--ranks-per-host");
   number(app, "--steps", o.steps, 1, 1000000, "optimizer steps");
-  number(app, "--epochs", o.epochs, 1, 1000000, "passes over the data, instead of --steps")
-      ->excludes("--steps");
-  number(
-      app, "--validation", o.validation, 0, 1,
-      "share of the samples to evaluate, before, after every epoch (--checkpoint-every) and last");
   number(app, "--seq-len", o.sequence_length, 2, 8192, "tokens of a sample");
   number(app, "--batch", o.batch, 1, 4096, "samples of a rank in a micro-batch");
   number(app, "--micro-batches", o.micro_batches, 1, 4096, "of a step; without it as many as --pp");
@@ -101,8 +96,6 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_flag(
       "!--no-compute-alone", o.compute_alone,
       "leave out the run without communication, as --checkpoint, --resume, --tp and --pp do");
-  number(app, "--assume-free-memory", o.assume_free_mib, 1, std::int64_t{1} << 40,
-         "MiB to fit into, instead of what is free now");
 }
 
 void add_mesh_options(CLI::App& app, MeshOptions& o) {
@@ -116,8 +109,6 @@ void add_mesh_options(CLI::App& app, MeshOptions& o) {
       ->needs("--tp")
       ->needs("--activation-checkpointing")
       ->excludes("--sequence-parallel");
-  choice(app, "--pipeline-schedule", o.schedule, {"1f1b", "gpipe"}, "gpipe: all forwards first")
-      ->needs("--pp");
 }
 
 void add_output_options(CLI::App& app, Options& o) {
@@ -140,13 +131,13 @@ void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
        "folder of a checkpoint to go on from; --steps counts from the start of the run");
 }
 
-// Refused with: a checkpoint or a saved model, which need the other ranks' shards; a validation
-// loss, which needs a model that all ranks trained; a memory timeline, which is rank 0's.
+// Refused with: a checkpoint or a saved model, which need the other ranks' shards; a memory
+// timeline, which is rank 0's.
 void add_fake_options(CLI::App& app, FakeOptions& o) {
   CLI::Option* fake = number(app, "--fake-process-group", o.size, 1, kLargestFakeProcessGroup,
                              "run one rank of a world of this many alone; nothing is sent");
-  for (const char* other : {"--nproc", "--link", "--save", "--memory-timeline", "--checkpoint",
-                            "--resume", "--epochs", "--validation"}) {
+  for (const char* other :
+       {"--nproc", "--link", "--save", "--memory-timeline", "--checkpoint", "--resume"}) {
     fake->excludes(other);
   }
   number(app, "--rank", o.rank, 0, kLargestFakeProcessGroup - 1, "which rank of it")->needs(fake);
@@ -276,7 +267,13 @@ Options parse(int argc, char** argv) {
   add_output_options(app, o);
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
-  tools::parse_arguments(app, "ladder", argc, argv);
+  tools::parse_arguments(
+      app, "ladder", argc, argv,
+      {{"--epochs", "--steps says how long a run is"},
+       {"--validation", "Engine::evaluate() and Trainer::evaluate() have a program's own"},
+       {"--pipeline-schedule", "it is 1F1B; ./run step 09 --small 4 gpipe shows the other"},
+       {"--assume-free-memory",
+        "without --model the ladder takes the largest that is known to fit"}});
   if (app.count("--offload") > 0) {
     o.modes.push_back("engine3:offload=" +
                       (o.offload.empty() ? fs::temp_directory_path().string() : o.offload));
@@ -327,7 +324,6 @@ tools::Json report_head(const Options& o) {
        {{"data", o.data_ranks()}, {"pipeline", o.mesh.stages}, {"tensor", o.mesh.tensor_ranks}}},
       {"ranks_per_host", o.ranks_per_host},
       {"link", o.link},
-      {"pipeline_schedule", nullptr},
       {"sequence_parallel", o.mesh.sequence_parallel},
       {"partition_activations", o.mesh.partition_activations},
       {"model", o.model_name()},
@@ -346,7 +342,6 @@ tools::Json report_head(const Options& o) {
       {"compute_seconds", nullptr},
       {"modes", tools::Json::array()},
   };
-  if (o.mesh.stages > 1) report["pipeline_schedule"] = o.mesh.schedule;
   if (o.fake.size > 0)
     report["fake_process_group"] = {{"size", o.fake.size}, {"rank", o.fake.rank}};
   return report;

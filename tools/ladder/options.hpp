@@ -18,7 +18,6 @@ struct MeshOptions {
   int stages = 1;                      ///< of the pipeline
   bool sequence_parallel = false;      ///< activations between layers are cut along the sequence
   bool partition_activations = false;  ///< a checkpoint keeps 1 / tensor_ranks of its input
-  std::string schedule = "1f1b";       ///< of the pipeline
   /// Ranks of one place on the data axis; they have the same samples.
   int cell() const { return tensor_ranks * stages; }
 };
@@ -54,12 +53,10 @@ struct Options {
   std::vector<std::string> data;
   std::string data_fingerprint;  ///< Dataset::fingerprint() before the first mode
   int world_size = 2;
-  int ranks_here = 0;       ///< of them on this machine, if a launcher started them; 0: all
-  int ranks_per_host = 0;   ///< that stand for a host; 0: not given
-  std::string link;         ///< rate of a link between these hosts; empty: not limited
-  std::int64_t steps = 4;   ///< with `epochs`, known once the data is read
-  std::int64_t epochs = 0;  ///< passes over the data, which decide the steps; 0: `steps` does
-  double validation = 0;    ///< share of the samples that is evaluated, and not trained on
+  int ranks_here = 0;      ///< of them on this machine, if a launcher started them; 0: all
+  int ranks_per_host = 0;  ///< that stand for a host; 0: not given
+  std::string link;        ///< rate of a link between these hosts; empty: not limited
+  std::int64_t steps = 4;
   std::int64_t sequence_length = 128;
   std::int64_t batch = 1;          ///< samples of a rank in a micro-batch
   std::int64_t micro_batches = 0;  ///< of a step
@@ -79,9 +76,8 @@ struct Options {
   std::uint64_t seed = 42;
   bool wide = false;  ///< print everything, not only the eight columns
   std::string json = "out/ladder.json";
-  std::string save;                  ///< folder for the trained model; empty: it is not kept
-  bool compute_alone = true;         ///< also measure the step without communication
-  std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
+  std::string save;           ///< folder for the trained model; empty: it is not kept
+  bool compute_alone = true;  ///< also measure the step without communication
   MeshOptions mesh;
   FakeOptions fake;
   PictureOptions pictures;

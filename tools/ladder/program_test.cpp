@@ -1,5 +1,4 @@
-// The ladder program on a tiny model: weights in and out, kinds of data, epochs, validation,
-// traces.
+// The ladder program on a tiny model: weights in and out, kinds of data, traces.
 #include <ATen/ops/ones.h>
 
 #include <nlohmann/json.hpp>
@@ -306,76 +305,6 @@ TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
     }
   }
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "traces"), {}), 8);
-}
-
-// Squares, so that no two windows are the same.
-std::string text_of(std::size_t bytes) {
-  std::string text;
-  for (int i = 0; text.size() < bytes; ++i) text += std::to_string(i * i) + " ";
-  text.resize(bytes);
-  return text;
-}
-
-const std::string kWindows = "--model tiny --seq-len 16 --no-compute-alone --timeout 30 --data ";
-
-// 20 windows, of which the last 5 are held out.
-TEST(Validation, IsTheSameUnderEveryModeAndLeavesTrainingAsItIs) {
-  const TestFolder folder;
-  const std::string text = text_of(20 * 16 + 1);
-  const auto data = folder.write("text", text);
-  const std::string modes = "--modes ddp,zero2,zero3,engine3 ";
-  const auto [said, report] =
-      succeed(folder, kWindows + shell_word(data) + "--epochs 2 --validation 0.25 " + modes);
-  EXPECT_THAT(said, HasSubstr("note: 5 of 20 samples are held out for validation\n"));
-  EXPECT_THAT(said, HasSubstr("\nvalidation loss: "));
-  EXPECT_THAT(said, HasSubstr(" s  validation "));
-  expect_identical(report, 4);
-  const json& losses = report.at("modes").at(0).at("validation");
-  for (const json& row : report.at("modes")) EXPECT_EQ(row.at("validation"), losses);
-  std::vector<std::int64_t> steps;
-  for (const json& loss : losses) steps.push_back(loss.at("step"));
-  EXPECT_THAT(steps, ::testing::ElementsAre(0, 7, 14));
-  EXPECT_NE(losses.at(1).at("loss"), losses.at(0).at("loss"));
-
-  const auto first = folder.write("first", text.substr(0, 15 * 16 + 1));
-  const json alone = figures_of(folder, kWindows + shell_word(first) + "--epochs 2 --modes zero3");
-  EXPECT_EQ(digest_of(alone, "zero3"), digest_of(report, "zero3"));
-  EXPECT_FALSE(alone.at("modes").at(0).contains("validation"));
-  // The loss of a first step over all five is that before any step.
-  const auto last = folder.write("last", text.substr(15 * 16));
-  const json of_last =
-      figures_of(folder, kWindows + shell_word(last) + "--steps 1 --nproc 1 --batch 5 --modes ddp");
-  EXPECT_NEAR(losses.at(0).at("loss"), of_last.at("modes").at(0).at("losses").at(0), 1e-5);
-}
-
-TEST(Validation, NeedsASampleForEachRank) {
-  const TestFolder folder;
-  const auto data = folder.write("text", text_of(20 * 16 + 1));
-  testing::expect_refused(
-      folder, kWindows + shell_word(data) + "--steps 1 --validation 0.05 --modes zero3",
-      {"--validation 0.05 holds out 1 of 20 samples", "it must hold out 2 or more"});
-}
-
-TEST(Validation, HoldsOutReviewsBySeedBecauseFilesAreSorted) {
-  const TestFolder folder;
-  const auto trained = [&](const std::string& text_of_the_last) {
-    std::vector<testing::Record> reviews;
-    for (int i = 0; i < 12; ++i) {
-      const std::string text =
-          (i < 6 ? "review" : text_of_the_last) + " number " + std::to_string(i * i);
-      reviews.push_back({i / 3, {text.begin(), text.end()}});
-    }
-    testing::write_token_file(folder / "reviews",
-                              testing::records_of(reviews, /*classes=*/5, /*vocabulary=*/256));
-    return figures_of(folder, kWindows + shell_word(folder / "reviews") +
-                                  "--task reviews --epochs 1 --validation 0.5 --modes ddp,zero3");
-  };
-  const json report = trained("review");
-  expect_identical(report, 2);
-  const json& losses = report.at("modes").at(0).at("validation");
-  EXPECT_EQ(losses.size(), 2U);
-  EXPECT_EQ(report.at("modes").at(1).at("validation"), losses);
-  EXPECT_NE(digest_of(trained("opinion"), "ddp"), digest_of(report, "ddp"));
 }
 
 // It trains under DDP, but is not the row of DDP.

@@ -144,7 +144,6 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
   run["learning rate"] = o.learning_rate;
   run["seed"] = o.seed;
   run["ownership"] = o.ownership;
-  run["validation"] = o.validation;
   run["--checkpoint"] = !o.checkpoint.folder.empty();
   run["--checkpoint-every"] = o.checkpoint.every;
   run["begins"] = o.checkpoint.resume.empty() ? "from the start" : "from a checkpoint";
@@ -188,12 +187,6 @@ optim::OptimizerFactory optimizer_of(const Options& options) {
   return options.mixed() ? optim::with_master_weights(adamw) : adamw;
 }
 
-std::string progress_text(const tools::StepResult& step, const Json& result) {
-  std::string text = fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total);
-  if (!result.contains("validation")) return text;
-  return text + fmt::format("  validation {:.4f}", number_in(result["validation"].back(), "loss"));
-}
-
 // One rank under one mode: its place in the mesh, its part of the model there, and its training.
 class RankRun {
  public:
@@ -205,7 +198,7 @@ class RankRun {
         samples_(samples),
         device_(options.device == "cpu" ? at::Device(at::kCPU) : enter_gpu()),
         mesh_(mesh_of(world, options.mesh)),
-        sampler_(std::ssize(samples.training),
+        sampler_(samples.dataset->size(),
                  options.batch * options.micro_batches * mesh_.data().size(), mesh_.data().rank(),
                  mesh_.data().size(), options.seed) {
     make_model();
@@ -286,10 +279,8 @@ class RankRun {
     if (stage_ == nullptr) {
       return std::make_unique<tools::Trainer>(*strategy_, tools::losses_of(*llama_), step);
     }
-    const PipelineSchedule schedule = options_.mesh.schedule == "gpipe"
-                                          ? PipelineSchedule::kGPipe
-                                          : PipelineSchedule::kOneForwardOneBackward;
-    return std::make_unique<tools::PipelineTrainer>(*stage_, *strategy_, schedule, step);
+    return std::make_unique<tools::PipelineTrainer>(
+        *stage_, *strategy_, PipelineSchedule::kOneForwardOneBackward, step);
   }
 
   // One for each parameter, made whole for the moment, over the data and the tensor axis: unit by
@@ -383,8 +374,7 @@ class RankRun {
 
   // The micro-batches of the next step.
   std::vector<data::Batch> next_batches() {
-    std::vector<std::int64_t> indices = sampler_.next();
-    for (std::int64_t& index : indices) index = samples_.training[static_cast<std::size_t>(index)];
+    const std::vector<std::int64_t> indices = sampler_.next();
     const auto size = static_cast<std::size_t>(options_.batch);
     std::vector<data::Batch> batches;
     for (std::size_t begin = 0; begin < indices.size(); begin += size) {
@@ -420,28 +410,6 @@ class RankRun {
     return step;
   }
 
-  // Evaluates what is held out, if anything is: before the first step of this run, after the last
-  // and if an epoch ends or a checkpoint was due. Batches are about as large as a micro-batch, none
-  // empty.
-  void validate() {
-    const std::int64_t step = sampler_.step(), size = std::ssize(samples_.validation);
-    const std::int64_t every =
-        options_.checkpoint.every > 0 ? options_.checkpoint.every : sampler_.steps_per_epoch();
-    const bool due = result_["losses"].empty() || step == options_.steps || step % every == 0;
-    if (size == 0 || !due) return;
-    const int ranks = mesh_.data().size();
-    const auto rounds = std::max<std::int64_t>(1, size / (options_.batch * ranks));
-    const int pieces = ranks * static_cast<int>(rounds);
-    std::vector<data::Batch> batches;
-    for (int piece = mesh_.data().rank(); piece < pieces; piece += ranks) {
-      const auto [begin, end] = data::rank_slice(size, piece, pieces);
-      const std::span<const std::int64_t> all(samples_.validation);
-      batches.push_back(
-          to_device(device_, samples_.dataset->batch(all.subspan(begin, end - begin))));
-    }
-    result_["validation"].push_back(Json{{"step", step}, {"loss", trainer_->evaluate(batches)}});
-  }
-
   void train_steps(const std::string& label) {
     // Of the small parameters: enough to see that ranks differ, too little to cost time.
     base::Sha256 first_gradients;
@@ -451,7 +419,6 @@ class RankRun {
       first_gradients.add(digest_of(gradient));
     });
     Progress progress(label, sampler_.step(), options_.steps, stderr, ::isatty(STDERR_FILENO) == 1);
-    validate();
     while (sampler_.step() < options_.steps) {
       const std::vector<data::Batch> batches = next_batches();
       if (result_["losses"].empty()) result_["batch_digest"] = digest_of(batches.front().inputs);
@@ -460,8 +427,7 @@ class RankRun {
       strategy_->passes().observe_gradients({});
       result_["losses"].push_back(step.loss);
       save_checkpoint_if_due();
-      validate();
-      progress.step(progress_text(step, result_));
+      progress.step(fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total));
     }
     result_["gradient_digest"] = first_gradients.hex();
     trainer_->zero_grad();

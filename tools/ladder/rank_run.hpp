@@ -14,8 +14,6 @@ namespace zero::ladder {
 /// accepted the options. What it brings back, to compare over ranks:
 ///   "row"              the rank's row of the report (ladder_report.hpp)
 ///   "losses"           of every step
-///   "validation"       mean losses of what is held out, if anything is: [{"step": steps done,
-///                      "loss": …}, …]
 ///   "every_tensor_changed"
 ///   "batch_digest"     of the first local batch
 ///   "gradient_digest"  of the first local gradients, before they were reduced

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <numeric>
 
-#include <tools/ladder/data/random.hpp>
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/data/text.hpp>
 #include <tools/ladder/data/token_file.hpp>
@@ -85,31 +83,6 @@ void check_vocabulary(const data::TokenStream& tokens, const Options& options,
   }
 }
 
-// Holds out the last windows of a text, or reviews drawn by seed: files of reviews may be sorted.
-void split(Samples& samples, const Options& options) {
-  const std::int64_t size = samples.dataset->size();
-  const auto held_out = static_cast<std::int64_t>(options.validation * static_cast<double>(size));
-  const int ranks = options.data_ranks();
-  if (options.validation > 0 && (held_out < ranks || size - held_out < options.step_samples())) {
-    throw Error(
-        fmt::format("--validation {} holds out {} of {} samples: it must hold out {} or more "
-                    "and leave the {} of a step",
-                    options.validation, held_out, size, ranks, options.step_samples()));
-  }
-  samples.training.resize(static_cast<std::size_t>(size));
-  std::iota(samples.training.begin(), samples.training.end(), 0);
-  if (held_out == 0) return;
-  if (options.reviews()) {
-    // Epochs have the streams from 0.
-    samples.training =
-        data::permutation(size, data::generator_for(options.seed, ~std::uint64_t{0}));
-  }
-  samples.validation.assign(samples.training.end() - held_out, samples.training.end());
-  samples.training.resize(static_cast<std::size_t>(size - held_out));
-  samples.notes.push_back(
-      fmt::format("{} of {} samples are held out for validation", held_out, size));
-}
-
 }  // namespace
 
 Samples read_samples(const Options& options) {
@@ -126,12 +99,9 @@ Samples read_samples(const Options& options) {
     samples.dataset =
         std::make_unique<data::LanguageModelDataset>(std::move(stream), options.sequence_length);
   }
-  split(samples, options);
   // Refuses data that is too little for one step.
-  samples.steps_per_epoch =
-      data::DistributedSampler(std::ssize(samples.training), options.step_samples(),
-                               /*rank=*/0, options.data_ranks(), options.seed)
-          .steps_per_epoch();
+  data::DistributedSampler(samples.dataset->size(), options.step_samples(), /*rank=*/0,
+                           options.data_ranks(), options.seed);
   return samples;
 }
 

@@ -14,11 +14,8 @@ namespace zero::ladder {
 /// What the ladder trains on.
 struct Samples {
   std::unique_ptr<data::Dataset> dataset;
-  std::vector<std::int64_t> training;    ///< samples of the data set that steps train on
-  std::vector<std::int64_t> validation;  ///< the others, which `options.validation` holds out
-  std::int64_t steps_per_epoch = 0;      ///< of training
-  std::int64_t pad_id = 0;               ///< reviews: what shorter texts are filled with
-  std::vector<std::string> notes;        ///< what the user should know about it, a sentence each
+  std::int64_t pad_id = 0;         ///< reviews: what shorter texts are filled with
+  std::vector<std::string> notes;  ///< what the user should know about it, a sentence each
 };
 
 /// Reads what `options.data` names: text or a token file, by what it is. Uses no tensor,
@@ -26,7 +23,7 @@ struct Samples {
 ///
 /// @throws zero::Error if the data is missing, empty or damaged, is not of the kind that the
 /// task needs, has tokens of another vocabulary or tokenizer than the model, or is too little for
-/// one step of all ranks, with what is held out for validation.
+/// one step of all ranks.
 Samples read_samples(const Options& options);
 
 }  // namespace zero::ladder
