@@ -279,8 +279,8 @@ class RankRun {
     if (stage_ == nullptr) {
       return std::make_unique<tools::Trainer>(*strategy_, tools::losses_of(*llama_), step);
     }
-    return std::make_unique<tools::PipelineTrainer>(
-        *stage_, *strategy_, PipelineSchedule::kOneForwardOneBackward, step);
+    return std::make_unique<tools::PipelineTrainer>(*stage_, *strategy_,
+                                                    PipelineSchedule::kOneForwardOneBackward, step);
   }
 
   // One for each parameter, made whole for the moment, over the data and the tensor axis: unit by

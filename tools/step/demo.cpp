@@ -14,8 +14,6 @@
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/support/arguments.hpp>
 #include <zero/base/program.hpp>
-#include <zero/distributed/agreement.hpp>
-#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
@@ -113,8 +111,6 @@ void train(train::Strategy& strategy, const tools::Loss& loss, const data::Datas
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
   const DemoModel chosen = model_of(options);
-  dist::verify_same(communicator, "the run",
-                    fmt::format("mode {}\nmodel {}", options.mode, chosen.name));
   const nn::MlpConfig& config = chosen.config;
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
@@ -138,21 +134,13 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
 }
 
 int launch(const DemoOptions& options) {
-  dist::ConnectOptions connect;
-  connect.timeout = std::chrono::seconds(60);
-  const auto environment = dist::rank_environment();
-  const bool writes = !options.memory_timeline.empty() && (!environment || environment->rank == 0);
+  const bool writes = !options.memory_timeline.empty();
   if (writes) base::check_writable(options.memory_timeline);
-  if (environment) {
-    run_rank(*dist::connect(*environment, connect), options);
-  } else {
-    dist::LaunchOptions launch;
-    launch.world_size = options.world_size;
-    launch.connect = connect;
-    const auto exits = dist::launch_ranks(
-        launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
-    dist::check_all_well(exits);
-  }
+  dist::LaunchOptions launch;
+  launch.world_size = options.world_size;
+  launch.connect.timeout = std::chrono::seconds(60);
+  dist::check_all_well(dist::launch_ranks(
+      launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); }));
   if (writes) fmt::print("memory timeline: {}\n", options.memory_timeline);
   return 0;
 }
@@ -182,7 +170,6 @@ int run_demo(int argc, char** argv, const std::string& mode,
   options.run = tools::run_metadata(argc, argv);
   return run_program(options.mode, [&] {
     tools::check_arguments(argc, argv);
-    if (!ranks->empty()) tools::validate_world_size(options.world_size);
     memory::install();
     return launch(options);
   });

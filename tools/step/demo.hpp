@@ -10,7 +10,7 @@ class Registry;
 namespace zero::step {
 
 /// The program of a chapter: trains an MLP on toy data under the chapter's strategy, on forked
-/// ranks or as one rank of a launcher, and prints per rank what it held and sent, next to the
+/// ranks, and prints per rank what it held and sent, next to the
 /// formulas. With --memory-timeline it records what rank 0's allocator held along the last step.
 /// With
 /// --narrate it trains a far smaller model on 3 ranks and says after every phase of a step who

@@ -103,8 +103,8 @@ class Strategy {
   void verify_weights() const;
 
   /// Gives the model back: parameters are whole on every rank, in storage of their own, and have no
-  /// gradients. This strategy cannot train afterwards; without release() other strategies refuse the
-  /// model. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
+  /// gradients. This strategy cannot train afterwards; without release() other strategies refuse
+  /// the model. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
   void release();
 
   // What it is made of.
