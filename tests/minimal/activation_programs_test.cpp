@@ -74,6 +74,12 @@ TEST(ActivationCuts, AreThoseOfTheFormulaByTheAllocatorsCount) {
   expect_table(run_program("activation_cuts"), 2, 2, 8 * 32 * 64 * 4);
 }
 
+TEST(ActivationCuts, TakeNoOptions) {
+  EXPECT_THAT(output_of(fmt::format("'{}/activation_cuts' --data 3 2>&1", ZERO_MINIMAL_FOLDER),
+                        /*code=*/1),
+              HasSubstr("'--data' is not expected"));
+}
+
 TEST(Ulysses, SendsWhatTheFormulasSayAndEqualsAttentionThatNothingSplits) {
   const std::int64_t stream = 16 * 32 * 4, weights = 4 * 32 * 32 * 4;
   for (const int n : {1, 2, 4, 8}) {

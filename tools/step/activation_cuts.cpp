@@ -117,8 +117,11 @@ void print_table() {
 }  // namespace
 }  // namespace zero
 
-int main() {
-  return zero::run_program("activation_cuts", [] {
+int main(int argc, char** argv) {
+  return zero::run_program("activation_cuts", [&] {
+    if (argc > 1) {
+      throw zero::Error(fmt::format("'{}' is not expected: the table is the lesson's", argv[1]));
+    }
     zero::memory::install();
     zero::print_table();
     return 0;
