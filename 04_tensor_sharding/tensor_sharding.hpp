@@ -25,7 +25,7 @@ class TensorSharding : public train::Strategy {
  public:
   void sync_parameters() override;
   void zero_grad() override;
-  train::ParameterWrites writes() override { return flat_.writes(schedule()); }
+  train::ParameterWrites collect_writes() override { return flat_.collect_writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
   void bring(std::size_t index) override { flat_.bring(index); }

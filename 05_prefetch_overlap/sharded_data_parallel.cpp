@@ -18,8 +18,8 @@ namespace zero {
 
 namespace {
 
-// The first steps touch their memory for the first time; the least of each time counts.
-constexpr std::int64_t kTimedSteps = 3;
+// The first passes touch their memory for the first time; the least of each time counts.
+constexpr std::int64_t kTimedPasses = 3;
 
 // Whether the tensor axis adds up gradients of this bucket after its reduction. They share a
 // version counter with all others of the bucket.
@@ -44,8 +44,8 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
                  [this](const train::FlatParameters& bucket) { reduced(bucket); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
-      timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
-                                                                                  : 0) {
+      timed_passes_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedPasses
+                                                                                   : 0) {
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
   first_values().broadcast_buffers();
   shard_optimizer(flat_.placements(options_.stage > 0 ? &shards_ : nullptr));
@@ -54,8 +54,8 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
   reduce_in_backward(
       flat_.items(), [this](std::size_t b) { reduce(b); },
       options_.stage == 3 ? train::Units::kGathered : below);
-  passes().compare_order({.last = [this] { return forward_order_; },
-                          .compared = [this](bool same) { ranks_compared(same); }});
+  passes().set_order({.last = [this] { return forward_order_; },
+                      .compared = [this](bool same) { ranks_compared(same); }});
 }
 
 train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
@@ -175,7 +175,7 @@ void ShardedDataParallel::finish_backward() {
     backward_.keep();
   }
   note_lost(backward_, "backward");
-  if (timed_steps_left_ > 0 && --timed_steps_left_ == 0) choose_lookahead_once();
+  if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) choose_lookahead_once();
   // No next unit will use what was kept for it.
   pool_.clear();
 }
@@ -192,7 +192,7 @@ void ShardedDataParallel::end_of_forward() {
 }
 
 void ShardedDataParallel::ranks_compared(bool same) {
-  base::KeptError after_another;
+  base::KeptError after_another;  // which the caller throws
   if (!same) return after_another.keep([this] { forget_passes(); });
   if (!std::exchange(is_compared_, true) && forward_.is_new()) forward_.keep();
 }

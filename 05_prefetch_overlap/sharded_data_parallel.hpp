@@ -31,8 +31,9 @@ namespace zero {
 ///     train::FlatParameterList   which parameters it has
 ///     train::BackwardSchedule    when it may be reduced, after which other buckets
 ///     ReductionQueue             whether it waits for buckets in flight
-///     train::FlatParameters      by which collective: start_reduce(). finish_reduce() makes the
-///                                result the `.grad` of what the optimizer updates
+///     train::FlatParameters      by which transfer: make_transfers(). start_reduce() calls it, and
+///                                finish_reduce() makes the result the `.grad` of what the
+///                                optimizer updates
 ///
 /// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
 /// next forward() needs unshard() before it and reshard() after it.
@@ -49,7 +50,7 @@ class ShardedDataParallel : public train::Strategy {
   void finish_backward() override;
   void sync_parameters() override;
   void zero_grad() override;
-  train::ParameterWrites writes() override { return flat_.writes(schedule()); }
+  train::ParameterWrites collect_writes() override { return flat_.collect_writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
   void bring(std::size_t index) override;
@@ -98,7 +99,7 @@ class ShardedDataParallel : public train::Strategy {
   Prefetch backward_;
   PassClock forward_clock_;
   PassClock backward_clock_;
-  std::int64_t timed_steps_left_;  // until the lookahead is chosen
+  std::int64_t timed_passes_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
   std::string forward_order_;       // of the last forward that trained
   bool is_compared_ = true;         // by all ranks

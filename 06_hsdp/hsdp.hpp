@@ -15,8 +15,8 @@ namespace zero {
 ///     bucket of gradients --reduce-scatter--> sum of the group, 1/S of it on each rank
 ///                         --all-reduce------> sum of all groups, divided by N once
 ///
-/// Both travel during backward. The second works in place, so that the `.grad` of the pieces,
-/// which are views of the shard, become the averages.
+/// Both travel during backward. The second works in place, so that the `.grad` of what a
+/// rank updates, views of the shard, become the averages.
 ///
 /// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
 /// 00 with the all-reduce of HierarchicalDdp.

@@ -39,7 +39,7 @@ struct ZeroPlusPlusOptions {
 ///     QuantizedGradients  in place of the reduce-scatter
 ///
 /// With one rank nothing is sent, and so nothing is rounded.
-train::Transfers zero_plus_plus_transfers(const dist::Mesh& groups,
+train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh,
                                           const ZeroPlusPlusOptions& options);
 
 /// ZeRO++ (Wang et al. 2023): stage 3 of chapter 05 over all N ranks, with fewer bytes sent between

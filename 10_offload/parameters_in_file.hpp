@@ -21,7 +21,8 @@ namespace zero {
 ///
 /// In a step of m micro-batches with V/N bytes in the file, a rank reads V/N for each gather (2 m,
 /// but m of the root, which stays whole from forward to backward) and for the update, and writes
-/// V/N in the update. Frozen parameters are only gathered. What was read last is still there, and
+/// V/N in the update. A gather blocks until this rank has read its part. Frozen parameters are only
+/// gathered. What was read last is still there, and
 /// is not read again if it is gathered next.
 ///
 /// With each gather ranks tell each other whether a file has failed. Then all throw zero::Error

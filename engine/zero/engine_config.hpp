@@ -104,7 +104,7 @@ struct EngineConfig {
 
 /// All keys of a file.
 void declare(base::Keys& keys, EngineConfig& config);
-/// Those that say which strategy trains: the first two thirds.
+/// Those that say which strategy trains: all but those of a step, such as clip_norm.
 void declare_strategy(base::Keys& keys, EngineConfig& config);
 
 /// Reads the text of a configuration file. Throws zero::Error for text that is not JSON, a value of
@@ -136,8 +136,7 @@ struct ReadConfig {
 ///     zero_optimization
 ///       stage                          stage; 0 if there is none
 ///       reduce_bucket_size             bucket_bytes, and twice as much in_flight_bytes; in
-///       elements,
-///                                      of 2 bytes if fp16 or bf16 is enabled, else of 4
+///                                      elements, of 2 bytes if fp16 or bf16 is enabled, else of 4
 ///       stage3_prefetch_bucket_size    0: lookahead 0
 ///       offload_optimizer              offload: "host" if its device is "cpu", its nvme_path if it
 ///                                      is "nvme"

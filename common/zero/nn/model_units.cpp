@@ -118,11 +118,11 @@ void ModelUnits::set_hooks(UnitHooks* hooks) {
 
 at::Tensor ModelUnits::forward(const std::function<at::Tensor()>& pass) {
   if (!watch_) return pass();
-  return root_->run([&] { return watches_ ? watch_->forward(pass) : pass(); });
+  return root_->run([&] { return calls_found_ ? watch_->forward(pass) : pass(); });
 }
 
 void ModelUnits::backward(const std::function<void()>& pass) {
-  return watch_ && watches_ ? watch_->backward(pass) : pass();
+  return watch_ && calls_found_ ? watch_->backward(pass) : pass();
 }
 
 }  // namespace zero::nn

@@ -53,10 +53,10 @@ class ModelUnits {
   /// Runs a backward of a loss.
   void backward(const std::function<void()>& pass);
   /// Whether units were found, so that a ReadWatch calls their hooks.
-  bool is_watched() const { return watch_.has_value(); }
+  bool has_found_units() const { return watch_.has_value(); }
   /// Whether a strategy needs the hooks of found units; otherwise the next passes call the root's
   /// alone.
-  void watch(bool on) { watches_ = on; }
+  void call_hooks_of_found(bool on) { calls_found_ = on; }
 
  private:
   struct Root : Unit {
@@ -67,7 +67,7 @@ class ModelUnits {
   std::shared_ptr<Root> root_;  // of a module that is no Unit; else null
   std::map<const torch::nn::Module*, std::shared_ptr<Unit>> units_;
   std::optional<ReadWatch> watch_;
-  bool watches_ = true;
+  bool calls_found_ = true;
 };
 
 }  // namespace zero::nn

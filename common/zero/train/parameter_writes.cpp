@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include <zero/memory/storage.hpp>
 #include <zero/train/parameter_writes.hpp>
@@ -43,12 +44,14 @@ void ParameterWrites::add(const ParameterWrites& others) {
   if (refused_.empty()) refused_ = others.refused_;
 }
 
-std::string ParameterWrites::text() const {
+dist::Statement::Topic ParameterWrites::topic() const {
   std::string all = refused_.empty() ? "" : refused_ + "\n";
   for (const auto& [name, digest] : digests_) {
     all += fmt::format("a write into parameter '{}' with digest {}\n", name, digest);
   }
-  return all;
+  return {"what the program has written into parameters since the last step",
+          std::move(all),
+          {"pipeline", "tensor"}};
 }
 
 std::vector<std::uint64_t> ShownValues::digests(std::size_t unit) const {

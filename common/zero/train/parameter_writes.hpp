@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/distributed/statement.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::train {
@@ -27,8 +28,9 @@ class ParameterWrites {
   void add(const ParameterWrites& others);
   void forget() { *this = {}; }
 
-  /// A line for each written parameter.
-  std::string text() const;
+  /// What must be the same on all ranks, for an exchange: a line for each written parameter. Tensor
+  /// ranks write other values into their parts.
+  dist::Statement::Topic topic() const;
   /// The error of a write that does not count; empty if all count.
   const std::string& refused() const { return refused_; }
 

@@ -18,7 +18,8 @@ struct ParameterShard {
 /// What a rank has of one parameter, from the constructor of its strategy to release().
 struct Placement {
   /// What it updates: the optimizer holds this tensor, and after finish_backward() its `.grad` is
-  /// the averaged gradient.
+  /// the averaged gradient. Of a frozen parameter chapters 00 to 03 have it too, because that may
+  /// be unfrozen; in flat buffers of stages 1 to 3 there is none.
   ParameterShard updated;
   /// What it keeps between steps, whether it updates it or not: a checkpoint restores it. All of
   /// the parameter if the stage keeps parameters whole.

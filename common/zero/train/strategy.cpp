@@ -200,7 +200,7 @@ void Strategy::unshard(std::size_t unit) {
   finish_parameters();          // the caller may write where other ranks read until now
   communicator_.synchronize();  // the host is about to read
   if (!schedule().is_held(unit)) {
-    writes();  // what was written before the scope is refused
+    collect_writes();  // what was written before the scope is refused
     shown_.note(unit);
   }
   passes_.schedule().hold(unit);
@@ -219,15 +219,9 @@ void Strategy::reshard(std::size_t unit) {
   if (!passes_.in_backward()) schedule.drop(unit);
 }
 
-// Tensor ranks write other values into their parts.
-dist::Statement::Topic Strategy::topic_of_writes() {
-  return {"what the program has written into parameters since the last step",
-          writes().text(),
-          {"pipeline", "tensor"}};
-}
-
 void Strategy::verify_writes() {
-  dist::exchange(mesh_, {.problem = writes().refused(), .topics = {topic_of_writes()}});
+  const ParameterWrites all = collect_writes();
+  dist::exchange(mesh_, {.problem = all.refused(), .topics = {all.topic()}});
   forget_writes();
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/distributed/statement.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/costs.hpp>
@@ -61,7 +60,7 @@ class Strategy {
   /// happened. See AutogradPasses for another backward() that passes through the model.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients of what this rank owns
-  /// are the average over ranks. An override calls Strategy::finish_backward() last.
+  /// are the average over ranks. An override reduces and then calls Strategy::finish_backward().
   virtual void finish_backward();
   /// Updates what this rank owns.
   virtual void optimizer_step();
@@ -86,11 +85,11 @@ class Strategy {
   /// called as often; in forward() and backward() too. UnshardedParameters calls both.
   void unshard(std::size_t unit);
   void reshard(std::size_t unit);
-  /// What the program has written into parameters since the last forget_writes(), in scopes of
-  /// unshard(); what it has written elsewhere is refused. These functions send nothing.
-  virtual ParameterWrites writes() { return {}; }
+  /// Notes and returns what the program has written into parameters since the last forget_writes(),
+  /// in scopes of unshard(); what it has written elsewhere is refused. Chapters 00 to 03 do not
+  /// look. These functions send nothing.
+  virtual ParameterWrites collect_writes() { return {}; }
   virtual void forget_writes() {}
-  dist::Statement::Topic topic_of_writes();  ///< for an exchange between ranks
   /// Throws zero::Error on all ranks if they have written other values, or where a write does not
   /// count. Called by all ranks before the weights leave the engine; blocks.
   void verify_writes();
@@ -150,7 +149,8 @@ class Strategy {
   /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are. A stage that
   /// rounds what it gathers shows the weights themselves for Gather::kRead.
   virtual void gather(std::size_t /*unit*/, Gather /*why*/) {}
-  /// Drops what this rank does not keep of the unit, which nobody uses.
+  /// Drops what this rank does not keep of the unit. Called when nobody uses it any more, which
+  /// BackwardSchedule::drop() decides.
   virtual void drop(std::size_t /*unit*/) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}

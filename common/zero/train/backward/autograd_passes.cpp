@@ -20,13 +20,13 @@ using memory::Category;
 using memory::Charge;
 
 AutogradPasses::AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list,
-                               dist::Communicator& world, BackwardSchedule::Actions units,
+                               dist::Communicator& world, BackwardSchedule::Actions actions,
                                Gradients gradients)
     : model_(model),
       list_(list),
       world_(world),
       gradients_(std::move(gradients)),
-      schedule_(list, std::move(units)) {
+      schedule_(list, std::move(actions)) {
   for (std::size_t u = 0; u < list_.units.size(); ++u) index_.try_emplace(list_.units[u].unit, u);
   for (std::size_t i = 0; i < list_.size(); ++i) set_hook(i);
   model_.set_hooks(this);
@@ -64,7 +64,7 @@ at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
   end_other_pass();
   if (std::exchange(last_threw_, false)) schedule_.drop_all();
   schedule_.begin_forward(trains);
-  model_.watch(schedule_.units() != Units::kWhole);
+  model_.call_hooks_of_found(schedule_.units() != Units::kWhole);
   at::Tensor loss = run([&] { return model_.forward(pass); });
   schedule_.end_forward();
   if (!trains) schedule_.drop_all();  // no backward will use what was gathered
@@ -222,7 +222,7 @@ void AutogradPasses::begin_unit_of(std::size_t index) {
   const nn::Parameter& p = list_.parameters[index];
   const std::size_t u = p.unit;
   if (schedule_.units() == Units::kWhole || schedule_.has_begun(u) || schedule_.is_held(u)) return;
-  if (model_.is_watched()) return pre_backward(*list_.units[u].unit);
+  if (model_.has_found_units()) return pre_backward(*list_.units[u].unit);
   throw Error(fmt::format(
       "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
       "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "

@@ -54,7 +54,7 @@ class AutogradPasses : private nn::UnitHooks {
   /// Registers the hooks. `model`, `list`, its parameters, and `world`, all ranks that gather, must
   /// outlive this object.
   AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list, dist::Communicator& world,
-                 BackwardSchedule::Actions units, Gradients gradients);
+                 BackwardSchedule::Actions actions, Gradients gradients);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
   AutogradPasses(const AutogradPasses&) = delete;
@@ -65,7 +65,7 @@ class AutogradPasses : private nn::UnitHooks {
   /// From now on the strategy has ranks compare the order of their units. Otherwise a rank that
   /// gathers another unit than its peers is an error at once (dist::CallScope), after which they
   /// cannot go on.
-  void compare_order(OrderOfUnits order) { order_ = std::move(order); }
+  void set_order(OrderOfUnits order) { order_ = std::move(order); }
   const std::optional<OrderOfUnits>& order() const { return order_; }
 
   /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.

@@ -20,7 +20,7 @@ BackwardSchedule::BackwardSchedule(const nn::ParameterList& list, Actions action
     : list_(list),
       actions_(std::move(actions)),
       item_of_(list.size(), 0),
-      state_(list.units.size()) {}
+      unit_state_(list.units.size()) {}
 
 std::vector<BackwardSchedule::Item> BackwardSchedule::one_by_one(const nn::ParameterList& list) {
   std::vector<Item> items;
@@ -34,7 +34,7 @@ void BackwardSchedule::set_items(std::vector<Item> items, Reduce reduce, Units u
   reduce_ = std::move(reduce);
   units_ = units;
   reduces_in_backward_ = in_backward;
-  states_.assign(items_.size(), State::kAbsent);
+  item_state_.assign(items_.size(), State::kAbsent);
   missing_.assign(items_.size(), 0);
   item_of_.assign(list_.size(), items_.size());
   for (std::size_t k = items_.size(); k-- > 0;) order_.push_back(k);
@@ -44,7 +44,7 @@ void BackwardSchedule::set_items(std::vector<Item> items, Reduce reduce, Units u
     });
   }
   for (const std::size_t k : order_) {
-    state_[items_[k].unit].items.push_back(k);
+    unit_state_[items_[k].unit].items.push_back(k);
     for (const std::size_t i : items_[k].parameters) item_of_[i] = k;
   }
 }
@@ -64,20 +64,20 @@ void BackwardSchedule::begin_forward(bool trains) {
   if (in_forward_) restore_pending();
   in_forward_ = true;
   trains_ = trains;
-  for (UnitState& unit : state_) {
+  for (UnitState& unit : unit_state_) {
     unit.before_forward = unit.pending;
     if (trains) unit.uses = 0;  // an evaluation is not part of a step
   }
 }
 
 void BackwardSchedule::restore_pending() {
-  for (UnitState& unit : state_) unit.pending = unit.before_forward;
+  for (UnitState& unit : unit_state_) unit.pending = unit.before_forward;
 }
 
 void BackwardSchedule::enter_forward(std::size_t u, Gather why) {
   leave_units_for(u);
   if (c10::GradMode::is_enabled()) {
-    UnitState& unit = state_[u];
+    UnitState& unit = unit_state_[u];
     if (!in_forward_ && !in_backward_) ++unit.outside;
     if (in_forward_ && trains_) {
       ++unit.uses;
@@ -85,18 +85,18 @@ void BackwardSchedule::enter_forward(std::size_t u, Gather why) {
     }
   }
   actions_.gather(u, why);
-  ++state_[u].running;
+  ++unit_state_[u].running;
 }
 
 void BackwardSchedule::leave_forward(std::size_t u) {
-  std::int64_t& running = state_[u].running;
+  std::int64_t& running = unit_state_[u].running;
   if (running > 0) --running;
   const bool waits_for_backward = u == kRoot || units_ == Units::kGatheredOnce;
   if (!c10::GradMode::is_enabled() || !waits_for_backward) drop(u);
 }
 
 void BackwardSchedule::stop_forwards() {
-  for (UnitState& unit : state_) unit.running = 0;
+  for (UnitState& unit : unit_state_) unit.running = 0;
 }
 
 // ---- backward
@@ -108,28 +108,28 @@ void BackwardSchedule::begin_backward(bool reduces) {
   next_ = 0;
   for (std::size_t k = 0; k < items_.size(); ++k) {
     missing_[k] = trainable_members(k);
-    states_[k] = missing_[k] == 0 ? State::kAbsent : State::kFilling;
+    item_state_[k] = missing_[k] == 0 ? State::kAbsent : State::kFilling;
   }
   stop_forwards();  // of a unit that was run by itself and threw
-  for (UnitState& unit : state_) {
+  for (UnitState& unit : unit_state_) {
     if (unit.is_kept = std::exchange(unit.was_read, false); unit.is_kept) ++unit.holders;
   }
-  for (std::size_t u = 0; u < state_.size(); ++u) {
-    if (state_[u].is_kept) actions_.gather(u, Gather::kOther);
+  for (std::size_t u = 0; u < unit_state_.size(); ++u) {
+    if (unit_state_[u].is_kept) actions_.gather(u, Gather::kOther);
   }
 }
 
 void BackwardSchedule::enter_backward(std::size_t u) {
   note_backward(u);
   leave_units_for(u);
-  running_.push_back(u);
+  in_turn_.push_back(u);
   actions_.gather(u, Gather::kBackward);
 }
 
 void BackwardSchedule::gradient_ready(std::size_t parameter) {
   const std::size_t k = item_of_[parameter];
   if (k == items_.size()) return;
-  if (states_[k] == State::kReduced) {
+  if (item_state_[k] == State::kReduced) {
     throw Error(fmt::format(
         "the gradient of '{}' came after it was reduced: is the parameter used outside of its "
         "unit? (or backward() was called twice before finish_backward())",
@@ -149,38 +149,38 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
 // True if no gradient of `u` can come any more and none of its parameters will be read. A frozen
 // one may be, for the gradient of the unit's input.
 bool BackwardSchedule::is_finished(std::size_t u) const {
-  return std::ranges::all_of(state_[u].items, [this](auto k) { return missing_[k] == 0; }) &&
+  return std::ranges::all_of(unit_state_[u].items, [this](auto k) { return missing_[k] == 0; }) &&
          std::ranges::all_of(list_.units[u].parameters, [this](auto i) { return trains(i); });
 }
 
 bool BackwardSchedule::has_turn(std::size_t u) const {
-  return !running_.empty() && running_.back() == u && !list_.has_inner(u) && pending(u) <= 1;
+  return !in_turn_.empty() && in_turn_.back() == u && !list_.has_inner(u) && pending(u) <= 1;
 }
 
 std::size_t BackwardSchedule::end_use() {
-  const std::size_t u = running_.back();
-  running_.pop_back();
-  if (state_[u].pending == 0) {
+  const std::size_t u = in_turn_.back();
+  in_turn_.pop_back();
+  if (unit_state_[u].pending == 0) {
     end_outside_use(u);
   } else {
-    --state_[u].pending;
+    --unit_state_[u].pending;
   }
   return u;
 }
 
 void BackwardSchedule::end_uses() {
-  while (!running_.empty()) end_use();
+  while (!in_turn_.empty()) end_use();
 }
 
 void BackwardSchedule::end_outside_use(std::size_t u) {
-  if (state_[u].outside > 0) --state_[u].outside;
+  if (unit_state_[u].outside > 0) --unit_state_[u].outside;
 }
 
 void BackwardSchedule::leave_units_for(std::size_t u) {
   // Gradients of a part under activation checkpointing are announced when all of it has ended.
   if (nn::SuppressGradientHooks::active()) return;
   std::vector<std::size_t> over;
-  while (!running_.empty() && (running_.back() == u || !list_.lies_within(u, running_.back()))) {
+  while (!in_turn_.empty() && (in_turn_.back() == u || !list_.lies_within(u, in_turn_.back()))) {
     const std::size_t left = end_use();
     if (left != u && pending(left) == 0) over.push_back(left);
   }
@@ -192,16 +192,16 @@ void BackwardSchedule::end_unit(std::size_t u) {
   drop(u);
   if (is_held(u)) return;
   // Parameters of the unit that this rank's batch has not used by now get no gradient.
-  for (const std::size_t k : state_[u].items) reduce_in_order(k);
+  for (const std::size_t k : unit_state_[u].items) reduce_in_order(k);
 }
 
 // `item` gets no more gradients. Reduces, in order, every item that may go now; if one before
 // `item` is still filling, `item` waits.
 void BackwardSchedule::reduce_in_order(std::size_t item) {
   if (!reduces_) return;
-  if (states_[item] == State::kFilling) states_[item] = State::kWaiting;
+  if (item_state_[item] == State::kFilling) item_state_[item] = State::kWaiting;
   for (; next_ < order_.size(); ++next_) {
-    State& state = states_[order_[next_]];
+    State& state = item_state_[order_[next_]];
     if (state == State::kFilling) return;
     if (state == State::kWaiting) {
       state = State::kReduced;
@@ -211,7 +211,7 @@ void BackwardSchedule::reduce_in_order(std::size_t item) {
 }
 
 void BackwardSchedule::stop_backward() {
-  for (UnitState& unit : state_) {
+  for (UnitState& unit : unit_state_) {
     unit.has_begun = false;
     if (std::exchange(unit.is_kept, false)) --unit.holders;
   }
@@ -222,7 +222,7 @@ void BackwardSchedule::end_backward() {
   in_backward_ = false;
   drop_all();  // before reductions allocate
   for (const std::size_t k : order_) reduce_in_order(k);
-  give_up();
+  reset();
 }
 
 void BackwardSchedule::reduce_all() {
@@ -235,19 +235,19 @@ void BackwardSchedule::reduce_all() {
 // ---- other uses
 
 void BackwardSchedule::hold(std::size_t u) {
-  if (state_[u].holders++ == 0) state_[u].graphs_at_hold = graphs_of(u);
+  if (unit_state_[u].holders++ == 0) unit_state_[u].graphs_at_hold = graphs_of(u);
 }
 
 void BackwardSchedule::release(std::size_t u) {
-  UnitState& unit = state_[u];
+  UnitState& unit = unit_state_[u];
   if (unit.holders > 0) --unit.holders;
   if (!is_held(u) && !in_backward_ && graphs_of(u) > unit.graphs_at_hold) unit.was_read = true;
 }
 
 std::size_t BackwardSchedule::first_held() const {
   const auto found =
-      std::ranges::find_if(state_, [](const auto& unit) { return unit.holders > 0; });
-  return static_cast<std::size_t>(found - state_.begin());
+      std::ranges::find_if(unit_state_, [](const auto& unit) { return unit.holders > 0; });
+  return static_cast<std::size_t>(found - unit_state_.begin());
 }
 
 std::int64_t BackwardSchedule::graphs_of(std::size_t u) const {
@@ -286,7 +286,7 @@ void BackwardSchedule::drop(std::size_t u) {
 }
 
 void BackwardSchedule::drop_all() {
-  for (std::size_t u = 0; u < state_.size(); ++u) drop(u);
+  for (std::size_t u = 0; u < unit_state_.size(); ++u) drop(u);
 }
 
 void BackwardSchedule::give_up() {
@@ -296,14 +296,19 @@ void BackwardSchedule::give_up() {
     forget_uses();
     for (const std::size_t k : order_) reduce_in_order(k);
   }
+  reset();
+}
+
+// The next backward begins anew.
+void BackwardSchedule::reset() {
   end_uses();
-  states_.assign(states_.size(), State::kAbsent);
+  item_state_.assign(item_state_.size(), State::kAbsent);
   missing_.assign(missing_.size(), 0);
   reduces_ = false;
 }
 
 void BackwardSchedule::forget_uses() {
-  for (UnitState& unit : state_) unit.pending = unit.outside = 0;
+  for (UnitState& unit : unit_state_) unit.pending = unit.outside = 0;
 }
 
 void BackwardSchedule::forget_forwards() {
@@ -314,7 +319,7 @@ void BackwardSchedule::forget_forwards() {
 }
 
 void BackwardSchedule::forget_reads() {
-  for (UnitState& unit : state_) unit.was_read = false;
+  for (UnitState& unit : unit_state_) unit.was_read = false;
 }
 
 }  // namespace zero::train

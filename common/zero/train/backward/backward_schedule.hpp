@@ -95,9 +95,9 @@ class BackwardSchedule {
   /// A pass threw: no forward is running.
   void stop_forwards();
   /// One more backward of unit `u` will come, because a checkpoint inside backward runs it again.
-  void expect_backward(std::size_t u) { ++state_[u].pending; }
+  void expect_backward(std::size_t u) { ++unit_state_[u].pending; }
   /// How often unit `u` ran in the last forward that trains; 1 before the first.
-  std::int64_t uses(std::size_t u) const { return state_[u].uses; }
+  std::int64_t uses(std::size_t u) const { return unit_state_[u].uses; }
 
   // ---- backward
 
@@ -106,8 +106,8 @@ class BackwardSchedule {
   /// The backward of one use of unit `u` begins: gathers it.
   void enter_backward(std::size_t u);
   /// The backward of `u` has begun in this pass, or begins in the next one without a call.
-  void note_backward(std::size_t u) { state_[u].has_begun = true; }
-  bool has_begun(std::size_t u) const { return state_[u].has_begun; }
+  void note_backward(std::size_t u) { unit_state_[u].has_begun = true; }
+  bool has_begun(std::size_t u) const { return unit_state_[u].has_begun; }
   /// The gradient of a parameter is complete. Throws zero::Error if its item has been reduced
   /// already: the gradient would be lost.
   void gradient_ready(std::size_t parameter);
@@ -126,9 +126,9 @@ class BackwardSchedule {
   /// Notes whether an operation with a gradient has read the unit since hold(): then its gradients
   /// may come at any time, and the next backward holds it throughout.
   void release(std::size_t u);
-  bool is_held(std::size_t u) const { return state_[u].holders > 0; }
+  bool is_held(std::size_t u) const { return unit_state_[u].holders > 0; }
   /// Whether it is held, or its forward is running.
-  bool is_in_use(std::size_t u) const { return is_held(u) || state_[u].running > 0; }
+  bool is_in_use(std::size_t u) const { return is_held(u) || unit_state_[u].running > 0; }
   /// The first unit that is held; list.units.size() if none is.
   std::size_t first_held() const;
   /// Another backward than this schedule's comes to a use of `u`: gathers it, and drops what that
@@ -171,12 +171,15 @@ class BackwardSchedule {
   };
 
   std::int64_t graphs_of(std::size_t u) const;
-  std::int64_t pending(std::size_t u) const { return state_[u].pending + state_[u].outside; }
+  std::int64_t pending(std::size_t u) const {
+    return unit_state_[u].pending + unit_state_[u].outside;
+  }
   std::size_t trainable_members(std::size_t item) const;
   bool trains(std::size_t parameter) const;
   bool has_turn(std::size_t u) const;
   bool is_finished(std::size_t u) const;
   void restore_pending();
+  void reset();
   std::size_t end_use();
   void end_uses();
   void end_outside_use(std::size_t u);
@@ -194,7 +197,7 @@ class BackwardSchedule {
   std::vector<std::size_t> order_;    // of items
   std::vector<std::size_t> item_of_;  // by parameter
 
-  std::vector<State> states_;         // by item
+  std::vector<State> item_state_;     // by item
   std::vector<std::size_t> missing_;  // by item: gradients still to come
   std::size_t next_ = 0;              // place in order_ of the first not reduced yet
   bool in_backward_ = false;
@@ -202,8 +205,8 @@ class BackwardSchedule {
 
   bool in_forward_ = false;
   bool trains_ = false;                  // the forward that runs
-  std::vector<UnitState> state_;         // by unit
-  std::vector<std::size_t> running_;     // units in backward, outer before inner
+  std::vector<UnitState> unit_state_;    // by unit
+  std::vector<std::size_t> in_turn_;     // units in backward, outer before inner
   std::vector<std::size_t> other_pass_;  // units that another pass has gathered
 };
 

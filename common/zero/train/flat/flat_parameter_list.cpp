@@ -145,10 +145,10 @@ void FlatParameterList::wait_gathers() {
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
 }
 
-ParameterWrites FlatParameterList::writes(const BackwardSchedule& schedule) {
+ParameterWrites FlatParameterList::collect_writes(const BackwardSchedule& schedule) {
   ParameterWrites all;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
-    all.add(buffers_[b].writes(schedule.is_held(unit_of_[b])));
+    all.add(buffers_[b].collect_writes(schedule.is_held(unit_of_[b])));
   }
   return all;
 }

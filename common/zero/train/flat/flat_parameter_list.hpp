@@ -54,8 +54,8 @@ class FlatParameterList {
   void start_refresh();
   /// Blocks until no gather is in flight.
   void wait_gathers();
-  /// See FlatParameters::writes(). `schedule`: whose scopes live.
-  ParameterWrites writes(const BackwardSchedule& schedule);
+  /// See FlatParameters::collect_writes(). `schedule`: whose scopes live.
+  ParameterWrites collect_writes(const BackwardSchedule& schedule);
   void forget_writes();
   void drop_gradients();
   /// Blocks until nothing is left of the reductions that have finished.

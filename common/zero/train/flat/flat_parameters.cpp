@@ -73,7 +73,7 @@ bool FlatParameters::keeps_whole_gradient() const {
 
 std::vector<at::Tensor> FlatParameters::updated() const {
   std::vector<at::Tensor> parts;
-  for (const ParameterShard& piece : pieces_) {
+  for (const ParameterShard& piece : updated_) {
     if (piece.tensor.defined()) parts.push_back(piece.tensor);
   }
   return parts;
@@ -158,7 +158,7 @@ void FlatParameters::initialize(const FirstValue& first_value) {
   }
   communicator_->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
   if (shards_parameters()) keep_shard_only();
-  make_pieces();
+  choose_updated();
   note_versions();
 }
 
@@ -177,16 +177,16 @@ void FlatParameters::keep_shard_only() {
   hide_own_members();
 }
 
-void FlatParameters::make_pieces() {
-  pieces_.assign(members_.size(), {});
+void FlatParameters::choose_updated() {
+  updated_.assign(members_.size(), {});
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (options_.sharded == Sharded::kNothing) {
-      pieces_[m] = {tensor(m), 0};
+      updated_[m] = {tensor(m), 0};
       continue;
     }
     // A frozen parameter is sharded like the others, but not updated.
     const at::Tensor mine = mine_of_shard(shard_, m);
-    if (trainable_ && mine.numel() > 0) pieces_[m] = {mine, my_range(m).begin};
+    if (trainable_ && mine.numel() > 0) updated_[m] = {mine, my_range(m).begin};
   }
 }
 
@@ -265,7 +265,7 @@ void FlatParameters::reshard() {
 void FlatParameters::show_own_members() {
   for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
-    const at::Tensor& piece = pieces_[m].tensor;  // costs less than a new view
+    const at::Tensor& piece = updated_[m].tensor;  // costs less than a new view
     memory::borrow_storage(own_members_[m], piece.defined() ? piece : mine_of_shard(shard_, m));
   }
 }
@@ -298,14 +298,14 @@ void FlatParameters::note_writes(bool in_scope) {
     }
     writes_.add(name, tensor(m));
     // The optimizer sees it there; at stage 0 it has the parameter itself.
-    if (pieces_[m].tensor.defined() && options_.sharded != Sharded::kNothing) {
-      torch::autograd::impl::bump_version(pieces_[m].tensor);
+    if (updated_[m].tensor.defined() && options_.sharded != Sharded::kNothing) {
+      torch::autograd::impl::bump_version(updated_[m].tensor);
     }
   }
   note_versions();
 }
 
-const ParameterWrites& FlatParameters::writes(bool in_scope) {
+const ParameterWrites& FlatParameters::collect_writes(bool in_scope) {
   const std::vector<std::int64_t> before = versions_;
   note_writes(in_scope);
   if (in_scope && !rounded_ && versions_ != before) keep_shard_of_buffer();
@@ -336,9 +336,9 @@ void FlatParameters::keep_shard_of_buffer() {
 }
 
 Placement FlatParameters::placement(std::size_t m) const {
-  return {.updated = pieces_[m],
+  return {.updated = updated_[m],
           .kept = shards_parameters() ? share(m) : ParameterShard{memory::raw(tensor(m))},
-          .saved = pieces_[m].tensor.defined() ? pieces_[m] : share(m)};
+          .saved = updated_[m].tensor.defined() ? updated_[m] : share(m)};
 }
 
 // Undefined if this rank's shard has nothing of the member.
@@ -390,7 +390,7 @@ void FlatParameters::start_reduce() {
     collect(m);
     if (!tensor(m).grad().defined()) gradient_view(m).zero_();
   }
-  gradients_ = Gradients::kReducing;
+  is_reducing_ = true;
   const bool in_place = keeps_whole_gradient() || options_.all_reduces;
   gradient_shard_ = in_place ? my_shard_of(full_gradient_) : gradient_shard_buffer();
   reducing_ = gradient_transfer_->reduce(full_gradient_, gradient_shard_);
@@ -405,9 +405,9 @@ at::Tensor FlatParameters::gradient_shard_buffer() {
 }
 
 void FlatParameters::finish_reduce() {
-  if (gradients_ != Gradients::kReducing) return;
+  if (!is_reducing_) return;
   reducing_.wait();
-  gradients_ = Gradients::kNone;
+  is_reducing_ = false;
   at::Tensor shard = std::exchange(gradient_shard_, at::Tensor());
   if (options_.sharded == Sharded::kNothing) {
     for (std::size_t m = 0; m < members_.size(); ++m) {
@@ -426,8 +426,8 @@ void FlatParameters::finish_reduce() {
   }
   for (std::size_t m = 0; m < members_.size(); ++m) {
     // The optimizer holds these tensors since shard_optimizer().
-    if (pieces_[m].tensor.defined()) {
-      pieces_[m].tensor.mutable_grad() = mine_of_shard(shard, m);
+    if (updated_[m].tensor.defined()) {
+      updated_[m].tensor.mutable_grad() = mine_of_shard(shard, m);
     }
   }
   if (gradient_transfer_->has_rest()) rest_ = gradient_transfer_->reduce_rest(shard);
@@ -444,7 +444,7 @@ void FlatParameters::drop_gradients() {
   finish_rest();
   for (std::size_t m = 0; m < members_.size(); ++m) {
     tensor(m).mutable_grad().reset();
-    if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();
+    if (updated_[m].tensor.defined()) updated_[m].tensor.mutable_grad().reset();
   }
   const auto drop = [this](at::Tensor& buffer, bool is_average) {
     const bool keeps = is_average && options_.keeps_gradients;

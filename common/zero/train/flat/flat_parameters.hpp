@@ -101,8 +101,8 @@ class FlatParameters {
   /// Starts to gather the shards of all ranks. Does nothing if the parameters are whole or being
   /// gathered.
   void start_gather();
-  /// The same for parameters that are whole at rest (stages 1 and 2): gathers what other ranks have
-  /// updated since.
+  /// Call after the update. Parameters that are whole at rest (stages 1 and 2): the same, gathers
+  /// what other ranks have updated since.
   void start_refresh();
   /// The same for reading outside of a pass: starts and finishes. Parameters that are gathered
   /// rounded otherwise (ParameterTransfer::rounds()) are gathered again, as they are.
@@ -122,9 +122,10 @@ class FlatParameters {
   /// (Strategy::unshard()) and nobody reads this rank's shard. If they are whole, this rank keeps
   /// its shard of the written values.
   void keep_writes();
-  /// What the program has written into the members since the last forget_writes(), by the version
-  /// counters of the parameters. `in_scope`: such a scope lives; else new writes are refused.
-  const ParameterWrites& writes(bool in_scope);
+  /// Notes and returns what the program has written into the members since the last
+  /// forget_writes(), by the version counters of the parameters. `in_scope`: such a scope lives;
+  /// else new writes are refused.
+  const ParameterWrites& collect_writes(bool in_scope);
   void forget_writes();
 
   /// What this rank has of member `m`, from initialize() on.
@@ -142,8 +143,8 @@ class FlatParameters {
   /// Starts to average the gradient buffer. A member without a gradient counts as zeros, because
   /// other ranks may have one. Do not touch the buffer until finish_reduce().
   void start_reduce();
-  /// Blocks until `.grad` of the pieces are where the averages go, and starts what must follow
-  /// (GradientTransfer::reduce_rest()). Does nothing if no reduction is in flight.
+  /// Blocks until `.grad` of what this rank updates is where the averages go, and starts what must
+  /// follow (GradientTransfer::reduce_rest()). Does nothing if no reduction is in flight.
   void finish_reduce();
   /// Blocks until what finish_reduce() has started is done.
   void finish_rest() { rest_.wait(); }
@@ -154,7 +155,6 @@ class FlatParameters {
 
  private:
   enum class Parameters : std::uint8_t { kSharded, kGathering, kWhole };
-  enum class Gradients : std::uint8_t { kNone, kReducing };
 
   const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
   at::Tensor view_of(const at::Tensor& buffer, std::size_t m) const;
@@ -171,7 +171,7 @@ class FlatParameters {
   bool rounds() const { return parameter_transfer_->rounds(); }
   bool uses_shard(std::size_t m) const;
   void keep_shard_only();
-  void make_pieces();
+  void choose_updated();
   void show_own_members();
   void hide_own_members();
   void note_writes(bool in_scope);
@@ -190,8 +190,8 @@ class FlatParameters {
   std::unique_ptr<ParameterTransfer> parameter_transfer_;
   std::unique_ptr<GradientTransfer> gradient_transfer_;
   bool trainable_;
-  std::string read_too_early_;          // the error of a read while the parameters are sharded
-  std::vector<ParameterShard> pieces_;  // by member
+  std::string read_too_early_;           // the error of a read while the parameters are sharded
+  std::vector<ParameterShard> updated_;  // by member
 
   Parameters parameters_ = Parameters::kSharded;
   at::Tensor full_;   // [N * shard]
@@ -205,7 +205,7 @@ class FlatParameters {
   std::vector<std::int64_t> versions_;  // by member: its version counter, as far as it is noted
   ParameterWrites writes_;
 
-  Gradients gradients_ = Gradients::kNone;
+  bool is_reducing_ = false;
   at::Tensor full_gradient_;   // [N * shard]
   at::Tensor gradient_shard_;  // [shard]: where the average goes, by finish_rest()
   at::Tensor kept_shard_;      // kept for the next step

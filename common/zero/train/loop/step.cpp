@@ -82,9 +82,10 @@ double Step::exchange(Losses losses, bool is_end) {
   AveragedGradients& gradients = strategy_.averaged_gradients();
   dist::Statement& mine = losses.said;
   if (is_end) {
-    if (mine.problem.empty()) mine.problem = strategy_.writes().refused();
+    const ParameterWrites written = strategy_.collect_writes();
+    if (mine.problem.empty()) mine.problem = written.refused();
     mine.topics.push_back({"the optimizer's settings", settings_text(strategy_.optimizer())});
-    mine.topics.push_back(strategy_.topic_of_writes());
+    mine.topics.push_back(written.topic());
   }
   for (std::size_t m = 0; m < losses.values.size(); ++m) {
     mine.numbers.push_back(losses.values[m] * losses.terms[m]);
