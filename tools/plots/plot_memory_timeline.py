@@ -130,8 +130,7 @@ def write_all(arguments):
     prefix = arguments.out or str(Path(arguments.json[0]).with_suffix(""))
     kinds = (arguments.only,) if arguments.only else ("png", "svg")
     for name, shown in pictures:
-        for path in save(draw(shown, every, subjects[0]), prefix + name, kinds):
-            print(f"wrote {path}")
+        save(draw(shown, every, subjects[0]), prefix + name, kinds)
 
 
 def main():

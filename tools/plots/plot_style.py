@@ -66,22 +66,14 @@ class BadInput(Exception):
 
 
 def save(figure, prefix, kinds=("png", "svg")):
-    """Writes prefix.png and prefix.svg, or those of them that `kinds` names; returns their paths."""
-    paths = []
+    """Writes prefix.png and prefix.svg, or those of them that `kinds` names, and says so."""
     for kind in kinds:
         options = {"png": {"dpi": 160}, "svg": {"metadata": {"Date": None}}}[kind]
         path = Path(f"{prefix}.{kind}")
-        temporary = path.with_name(f".{path.name}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(temporary, format=kind, facecolor="white", **options)
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise BadInput(f"cannot write '{path}': {error.strerror}") from error
-        paths.append(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format=kind, facecolor="white", **options)
+        print(f"wrote {path}")
     plt.close(figure)
-    return paths
 
 
 def run(description, default_json, draw):
@@ -96,8 +88,7 @@ def run(description, default_json, draw):
     arguments = parser.parse_args()
     with errors_of(parser, arguments.json):
         figure = draw(json.loads(Path(arguments.json).read_text(encoding="utf-8")))
-        for path in save(figure, arguments.out or Path(arguments.json).with_suffix("")):
-            print(f"wrote {path}")
+        save(figure, arguments.out or Path(arguments.json).with_suffix(""))
 
 
 @contextlib.contextmanager
@@ -108,7 +99,7 @@ def errors_of(parser, source):
     except BadInput as error:
         said = str(error)
     except OSError as error:
-        said = f"cannot read '{source}': {error.strerror}"
+        said = f"'{error.filename}': {error.strerror}"
     except (LookupError, TypeError, ValueError) as error:  # also what is no JSON
         said = f"'{source}' is not what this plot is made from: {error!r}"
     else:

@@ -6,12 +6,10 @@ lie one above the other.
 
 from pathlib import Path
 
-from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, BadInput, plt, save
+from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, plt, save
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-__all__ = ["BadInput", "draw", "write"]
 
 MS = 1e6  # nanoseconds
 
@@ -144,5 +142,4 @@ def draw(traces, every, names):
 def write(traces, every, names, path):
     """Writes the PNG and an SVG beside it."""
     with plt.rc_context({"hatch.linewidth": 0.6}):
-        for written in save(draw(traces, every, names), Path(path).with_suffix("")):
-            print(f"wrote {written}")
+        save(draw(traces, every, names), Path(path).with_suffix(""))

@@ -286,10 +286,7 @@ def write_picture(traces, every, path):
         import plot_timeline  # here: without a picture, matplotlib is not needed
     except SystemExit as error:
         raise BadTrace(f"--picture: {error}") from error
-    try:
-        plot_timeline.write(traces, every, names(every), path)
-    except plot_timeline.BadInput as error:
-        raise BadTrace(str(error)) from error
+    plot_timeline.write(traces, every, names(every), path)
 
 
 def share_of_time(text):
