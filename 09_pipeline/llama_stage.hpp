@@ -92,9 +92,10 @@ class LlamaStage : public nn::Unit {
   const nn::LlamaConfig& config() const { return whole_.config(); }
   const nn::TensorParallel& tensor_parallel() const { return whole_.tensor_parallel(); }
 
-  /// For StrategyArguments::whole, and for io::StoredValues: WholeModel::list has the parameters of
-  /// the whole model. Null if there is one stage.
-  const nn::WholeModel* whole_model() const { return stages_ > 1 ? &whole_model_ : nullptr; }
+  /// Null if there is one stage.
+  const nn::WholeModel* whole_model() const override {
+    return stages_ > 1 ? &whole_model_ : nullptr;
+  }
 
   /// See Llama::checkpoint_activations(). Received activations are not partitioned.
   void checkpoint_activations(bool on, const nn::CheckpointOptions& options = {});

@@ -67,8 +67,7 @@ void note_short_sums(const train::Strategy& strategy, std::int64_t micro_batches
 }  // namespace
 
 Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-               const EngineConfig& config, const nn::UnitRule& units, nn::ParameterSource* values,
-               const nn::WholeModel* whole)
+               const EngineConfig& config, const nn::UnitRule& units, nn::ParameterSource* values)
     : config_(config),
       kept_(module.weak_from_this().lock()),
       strategy_(strategy_of(
@@ -81,8 +80,7 @@ Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::Optimiz
            .reduce_type =
                config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn,
            .ignored = config.ignored,
-           .units = units,
-           .whole = whole},
+           .units = units},
           config)),
       step_(*strategy_, step_options(config), "Engine::Engine",
             fmt::format("{} micro-batches\nbuffers {}", config.accumulation_steps,

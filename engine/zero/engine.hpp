@@ -59,12 +59,11 @@ class Engine {
   /// Called by all ranks. Each unit of the module is gathered and resharded as a whole. `mesh`: a
   /// communicator, or a dist::Mesh that has the axes over which the model is split. `units` chooses
   /// the units of a module that knows nothing of this library; a nn::Unit has its own. `values`:
-  /// first values of parameters that were built by nn::defer(); used on rank 0 only. `whole`: the
-  /// model that the module is a stage of, on a mesh with an axis "pipeline".
+  /// first values of parameters that were built by nn::defer(); see train::StrategyArguments.
   /// @throws zero::Error on all ranks if `units` throws on any.
   Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
-         nn::ParameterSource* values = nullptr, const nn::WholeModel* whole = nullptr);
+         nn::ParameterSource* values = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
   /// may wait for reductions. Completes a save behind; an error is printed, and the program ends
   /// with an exit code that is not 0. While an exception is on its way it does neither, waits for
@@ -111,9 +110,9 @@ class Engine {
   bool step();
 
   /// Drops the step so far, after an error in forward() or backward() that all ranks had at the
-  /// same place; the next backward() begins the step anew. After an exception in the autograd of
-  /// backward(), forward(), backward(), step() and strategy() throw until this is called: one rank
-  /// may have begun reductions that another has not.
+  /// same place; the next forward() begins it again. After an exception in the autograd of
+  /// backward(), all other functions but load() throw until this is called: one rank may have begun
+  /// reductions that another has not.
   void give_up_step();
 
   /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From

@@ -64,6 +64,8 @@ void train(int steps, zero::dist::Communicator& communicator) {
     engine.step();
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
+      engine.strategy().bring(i);
+      averages.strategy().bring(i);
       const at::Tensor mine = engine.strategy().placement(i).kept.tensor;
       if (mine.defined()) averages.strategy().placement(i).kept.tensor.lerp_(mine, 1 - kDecay);
     }

@@ -90,7 +90,7 @@ struct StageEngine {
   StageEngine(const ThreeAxes& axes, int stage_of_zero)
       : stage(pipeline_config(shape), axes.pipeline->rank(), axes.pipeline->size()),
         engine(stage, axes.mesh, optim::adamw(), {.stage = stage_of_zero}, nn::default_units(),
-               &values, stage.whole_model()),
+               &values),
         rank(axes.data->rank()) {}
   at::Tensor forward(int number) {
     const data::Batch batch = pipeline_batch(shape, rank, number, 0);

@@ -80,11 +80,8 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
   const std::string mode = zero == Stage::kDdp || planned.replicas == 1
                                ? fmt::format("engine{}", number)
                                : fmt::format("hsdp{}:shard_size={}", number, planned.shards);
-  const auto strategy = make_strategy(mode, {.module = *part,
-                                             .mesh = mesh,
-                                             .optimizer = optim::adamw(),
-                                             .values = &values,
-                                             .whole = part->whole_model()});
+  const auto strategy = make_strategy(
+      mode, {.module = *part, .mesh = mesh, .optimizer = optim::adamw(), .values = &values});
   EXPECT_EQ(strategy->list().numel(), planned_part.model.parameters + planned_part.frozen);
   tools::PipelineTrainer trainer(*part, *strategy);
   // A data rank has as many samples as tensor ranks and stages work on.

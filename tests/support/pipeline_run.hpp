@@ -116,8 +116,7 @@ struct PipelineRank {
                                             .mesh = axes.mesh,
                                             .optimizer = shape.optimizer,
                                             .values = &values,
-                                            .accumulation = shape.accumulation,
-                                            .whole = stage->whole_model()})),
+                                            .accumulation = shape.accumulation})),
         trainer(*stage, *strategy, shape.schedule, shape.trainer) {
     if (!shape.checkpoints) return;
     stage->checkpoint_activations(true,

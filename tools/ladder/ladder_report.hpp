@@ -9,7 +9,7 @@
 /// The report of a run: what --json writes, and what the tables, the pictures and the verdict are
 /// made from. Nothing here communicates or touches a tensor.
 ///
-/// It says what ran (report_head() in main.cpp), and has a row for each of "modes":
+/// It says what ran (report_head() in options.cpp), and has a row for each of "modes":
 ///   "mode"         as on the command line: "ddp", "zero1:naive"
 ///   X, X_max       mean and maximum over the ranks of each figure X below
 ///   "ratio"        mean total over DDP's; null if ddp did not run

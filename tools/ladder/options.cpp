@@ -270,7 +270,7 @@ Options parse(int argc, char** argv) {
   tools::parse_arguments(
       app, "ladder", argc, argv,
       {{"--epochs", "--steps says how long a run is"},
-       {"--validation", "Engine::evaluate() and Trainer::evaluate() have a program's own"},
+       {"--validation", "Engine::evaluate() has a program's own"},
        {"--pipeline-schedule", "it is 1F1B; ./run step 09 --small 4 gpipe shows the other"},
        {"--assume-free-memory",
         "without --model the ladder takes the largest that is known to fit"}});

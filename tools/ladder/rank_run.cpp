@@ -207,8 +207,7 @@ class RankRun {
                                         .mesh = mesh_,
                                         .optimizer = optimizer_of(options),
                                         .values = values_.get(),
-                                        .ownership = train::ownership_from(options.ownership),
-                                        .whole = stage_ ? stage_->whole_model() : nullptr});
+                                        .ownership = train::ownership_from(options.ownership)});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();
   }

@@ -31,7 +31,7 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 ///
 /// Each rank checks the SHA-256 of its share of the files, reads the headers of all of them, and
 /// copies only the elements that it keeps. The optimizer's states are in memory before the first
-/// parameter is changed.
+/// parameter is changed, unless they are offloaded: then they are read with each parameter.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, before anything has changed,
 /// if there is no checkpoint; a file is missing, cut short, altered or from another run; elements

@@ -110,6 +110,11 @@ Unit* ModelUnits::unit_of(Module& module) const {
   return found == units_.end() ? nullptr : found->second.get();
 }
 
+const WholeModel* ModelUnits::whole_model() const {
+  const auto* const unit = dynamic_cast<const Unit*>(&module_);
+  return unit == nullptr ? nullptr : unit->whole_model();
+}
+
 void ModelUnits::set_hooks(UnitHooks* hooks) {
   nn::set_hooks(module_, hooks);
   if (root_) root_->set_hooks(hooks);

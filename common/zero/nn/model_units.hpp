@@ -47,6 +47,8 @@ class ModelUnits {
   /// The unit of the module or of one inside; null if it has none of its own.
   Unit* unit_of(torch::nn::Module& module) const;
   void set_hooks(UnitHooks* hooks);
+  /// Unit::whole_model() of the module; null if that is no Unit.
+  const WholeModel* whole_model() const;
 
   /// Runs what the program computes with the module.
   at::Tensor forward(const std::function<at::Tensor()>& pass);

@@ -13,6 +13,7 @@
 namespace zero::nn {
 
 class Unit;
+struct WholeModel;
 
 /// The functions that a strategy runs around the units of a model. All are called on the thread
 /// that runs forward or backward, may block, and may throw (the exception leaves forward() or
@@ -57,6 +58,8 @@ class Unit : public Layer {
   /// backward of the unit. Does not reach into inner units (set_hooks() of parameters.hpp does).
   void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
   UnitHooks* hooks() const { return hooks_; }
+  /// The model that this unit is a stage of, in a pipeline (parameters.hpp); null if it is whole.
+  virtual const WholeModel* whole_model() const { return nullptr; }
 
  protected:
   /// Runs `body` between the hooks, and has pre_backward called for every output that requires a

@@ -72,8 +72,9 @@ void verify_values(const nn::ParameterList& list) {
 }
 
 // Throws zero::Error if parameters cannot be left to the program.
-void verify_ignored(const nn::ParameterList& list, const StrategyArguments& arguments) {
-  if (arguments.whole != nullptr) {
+void verify_ignored(const nn::ParameterList& list, const StrategyArguments& arguments,
+                    bool is_stage) {
+  if (is_stage) {
     throw Error("parameters of a stage of a pipeline cannot be ignored");
   }
   for (const auto& item : arguments.module.named_parameters()) {
@@ -99,8 +100,9 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
     units.emplace(arguments.module, arguments.units);
     nn::ParameterList list = nn::list_parameters(*units, arguments.ignored);
     verify_trainable(list, arguments.module);
-    verify_axes(arguments.mesh, list, arguments.whole != nullptr);
-    if (!arguments.ignored.empty()) verify_ignored(list, arguments);
+    const bool is_stage = units->whole_model() != nullptr;
+    verify_axes(arguments.mesh, list, is_stage);
+    if (!arguments.ignored.empty()) verify_ignored(list, arguments, is_stage);
     if (arguments.values == nullptr && arguments.mesh.data().rank() == 0) verify_values(list);
     return list;
   } catch (const std::exception& error) {  // the rule may throw any

@@ -55,7 +55,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       module_(arguments.module),
       list_(HeldModel::free_parameters(arguments, units_)),
-      stage_of_model_(list_, arguments.whole),
+      stage_of_model_(list_, units_->whole_model()),
       placements_(whole(list_)),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       shown_(list_),

@@ -27,7 +27,8 @@ struct StrategyArguments {
   dist::Mesh mesh;
   optim::OptimizerFactory optimizer;
   /// First values of parameters that have no storage yet; asked on rank 0 only, or, of a model that
-  /// is split over a tensor axis, on rank 0 of the data axis of every tensor rank.
+  /// is split over a tensor or a pipeline axis, on rank 0 of the data axis of every tensor rank and
+  /// stage.
   nn::ParameterSource* values = nullptr;
   std::string variant = {};  ///< one of the chapter's; empty: its default
   Ownership ownership = Ownership::kBySize;
@@ -38,8 +39,6 @@ struct StrategyArguments {
   std::vector<std::string> ignored = {};
   /// Chooses the units of a module that is no nn::Unit itself.
   nn::UnitRule units = nn::default_units();
-  /// The model that the module is a stage of; null if it is whole. Must outlive the strategy.
-  const nn::WholeModel* whole = nullptr;
   std::string mode = {};  ///< the strategy's name, for messages
 
   /// The same with mesh.with_shards().
