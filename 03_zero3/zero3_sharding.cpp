@@ -39,9 +39,8 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
 void Zero3Sharding::gather(std::size_t unit, train::Gather why) {
   const bool begins = why == train::Gather::kForward || why == train::Gather::kBackward;
   const bool all = whole_model_ && unit == kRoot && begins;
-  for (std::size_t u = all ? kRoot : unit; u < (all ? list().units.size() : unit + 1); ++u) {
+  for (std::size_t u = all ? kRoot : unit; u < (all ? list().units.size() : unit + 1); ++u)
     gather_unit(u);
-  }
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {

@@ -280,10 +280,9 @@ void Strategy::note_used(const std::vector<std::size_t>& indices) {
 
 Placements Strategy::whole(const nn::ParameterList& list) {
   Placements all;
-  for (const nn::Parameter& p : list.parameters) {
-    // The parameter itself: another tensor over its bytes would keep those that it loses.
+  // The parameters themselves: other tensors over their bytes would keep those that they lose.
+  for (const nn::Parameter& p : list.parameters)
     all.of.push_back({{p.tensor}, {p.tensor}, {p.tensor}});
-  }
   return all;
 }
 

@@ -12,10 +12,6 @@
 
 namespace zero::train {
 
-namespace {
-constexpr std::size_t kRoot = 0;
-}
-
 BackwardSchedule::BackwardSchedule(const nn::ParameterList& list, Actions actions)
     : list_(list),
       actions_(std::move(actions)),
@@ -54,8 +50,8 @@ bool BackwardSchedule::trains(std::size_t parameter) const {
 }
 
 std::size_t BackwardSchedule::trainable_members(std::size_t item) const {
-  const auto trains_too = [this](std::size_t i) { return trains(i); };
-  return static_cast<std::size_t>(std::ranges::count_if(items_[item].parameters, trains_too));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(items_[item].parameters, [this](auto i) { return trains(i); }));
 }
 
 // ---- forward
@@ -89,9 +85,9 @@ void BackwardSchedule::enter_forward(std::size_t u, Gather why) {
 }
 
 void BackwardSchedule::leave_forward(std::size_t u) {
-  std::int64_t& running = unit_state_[u].running;
-  if (running > 0) --running;
-  const bool waits_for_backward = u == kRoot || units_ == Units::kGatheredOnce;
+  if (unit_state_[u].running > 0) --unit_state_[u].running;
+  // Unit 0 is the root.
+  const bool waits_for_backward = u == 0 || units_ == Units::kGatheredOnce;
   if (!c10::GradMode::is_enabled() || !waits_for_backward) drop(u);
 }
 
@@ -218,7 +214,6 @@ void BackwardSchedule::stop_backward() {
 }
 
 void BackwardSchedule::end_backward() {
-  end_uses();
   in_backward_ = false;
   drop_all();  // before reductions allocate
   for (const std::size_t k : order_) reduce_in_order(k);
@@ -269,7 +264,7 @@ void BackwardSchedule::enter_other_pass(std::size_t u) {
     over.push_back(other_pass_.back());
     other_pass_.pop_back();
   }
-  if (u != kRoot) other_pass_.push_back(u);
+  if (u != 0) other_pass_.push_back(u);
   for (const std::size_t left : over) drop(left);
   actions_.gather(u, Gather::kOther);
 }
