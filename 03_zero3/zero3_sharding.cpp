@@ -17,15 +17,14 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       whole_model_(arguments.variant == "whole"),
       owners_(list(), communicator(), arguments.ownership),
-      owned_(count()),
       gathered_(list().units.size(), false) {
   train::Placements placements{.of = {}, .group = &communicator()};
   for (std::size_t i = 0; i < count(); ++i) {
     first_values().send(i, owners_.of(i));
     // Keeps the bytes; the parameter uses them while its unit is gathered.
-    if (owners_.mine(i)) owned_[i] = memory::raw(parameter(i));
+    const at::Tensor mine = owners_.mine(i) ? memory::raw(parameter(i)) : at::Tensor();
     memory::separate_storage(parameter(i), train::unsharded_read(list(), {i}));
-    placements.of.push_back({{owned_[i]}, {owned_[i]}, {owned_[i]}});
+    placements.of.push_back({{mine}, {mine}, {mine}});
   }
   first_values().broadcast_buffers();
   shard_optimizer(std::move(placements));
@@ -36,29 +35,22 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
                      whole_model_ ? train::Units::kGatheredOnce : train::Units::kGathered);
 }
 
-void Zero3Sharding::gather(std::size_t unit, train::Gather why) {
-  const bool begins = why == train::Gather::kForward || why == train::Gather::kBackward;
-  const bool all = whole_model_ && unit == kRoot && begins;
-  for (std::size_t u = all ? kRoot : unit; u < (all ? list().units.size() : unit + 1); ++u)
-    gather_unit(u);
-}
-
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
   RECORD_USER_SCOPE("zero3_grad_reduce");
   at::Tensor& grad = gradient_to_reduce(index);
   communicator_.reduce(grad, owners_.of(index), Purpose::kGradient, average_).wait();
-  // The optimizer holds owned_, not the parameters (shard_optimizer()), so it reads `.grad` there.
-  if (owns(index)) owned_[index].mutable_grad() = grad;
+  // The optimizer holds what this rank updates, not the parameters, so it reads `.grad` there.
+  if (owns(index)) placement(index).updated.tensor.mutable_grad() = grad;
   drop_gradient(index);
 }
 
-void Zero3Sharding::gather_unit(std::size_t unit) {
+void Zero3Sharding::gather(std::size_t unit, train::Gather /*why*/) {
   if (gathered_[unit]) return;
   RECORD_USER_SCOPE("zero3_param_gather");
   const memory::Charge charge(memory::Category::kParameters);
   const auto& members = list().units[unit].parameters;
   for (const std::size_t i : members) {
-    owns(i) ? memory::borrow_storage(parameter(i), owned_[i])
+    owns(i) ? memory::borrow_storage(parameter(i), placement(i).updated.tensor)
             : memory::allocate_storage(parameter(i));
   }
   train::broadcast_from_owners(list(), members, owners_, communicator_);

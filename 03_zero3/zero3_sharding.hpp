@@ -36,12 +36,10 @@ class Zero3Sharding : public train::Strategy {
  private:
   // train::BackwardSchedule calls it when the gradient may be reduced.
   void reduce_to_owner(std::size_t index);
-  void gather_unit(std::size_t unit);
 
   bool whole_model_;
   train::Owners owners_;
-  std::vector<at::Tensor> owned_;  // by parameter: the owned values, which the optimizer updates
-  std::vector<bool> gathered_;     // by unit
+  std::vector<bool> gathered_;  // by unit
 };
 
 }  // namespace zero

@@ -10,13 +10,9 @@ TensorZero3::TensorZero3(const train::StrategyArguments& arguments)
       whole_model_ ? train::Units::kGatheredOnce : train::Units::kGathered);
 }
 
-void TensorZero3::gather(std::size_t unit, train::Gather why) {
-  const bool begins = why == train::Gather::kForward || why == train::Gather::kBackward;
-  const bool all = whole_model_ && unit == kRoot && begins;
-  for (std::size_t u = all ? kRoot : unit; u < (all ? list().units.size() : unit + 1); ++u) {
-    flat_.start_gather(u);
-    flat_.finish_gather(u);
-  }
+void TensorZero3::gather(std::size_t unit, train::Gather /*why*/) {
+  flat_.start_gather(unit);
+  flat_.finish_gather(unit);
 }
 
 std::int64_t TensorZero3::gathers(std::size_t unit) const {

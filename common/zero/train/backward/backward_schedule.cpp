@@ -29,6 +29,15 @@ void BackwardSchedule::set_items(std::vector<Item> items, Reduce reduce, Units u
   items_ = std::move(items);
   reduce_ = std::move(reduce);
   units_ = units;
+  if (units_ == Units::kGatheredOnce) {
+    // When the root begins, all units are gathered.
+    actions_.gather = [gather = std::move(actions_.gather), count = list_.units.size()](
+                          std::size_t u, Gather why) {
+      const bool begins = why == Gather::kForward || why == Gather::kBackward;
+      if (u != 0 || !begins) return gather(u, why);
+      for (std::size_t each = 0; each < count; ++each) gather(each, why);
+    };
+  }
   reduces_in_backward_ = in_backward;
   item_state_.assign(items_.size(), State::kAbsent);
   missing_.assign(items_.size(), 0);

@@ -158,6 +158,11 @@ void expect_events(torch::nn::Module& model, const std::function<void(Events&)>&
 
 at::Tensor x_of_ones() { return at::ones({2}); }
 
+at::Tensor without_graph(const std::function<at::Tensor()>& pass) {
+  const at::NoGradGuard no_grad;
+  return pass();
+}
+
 TEST(PassEvents, OfNestedUnits) {
   const auto model = small_tree();
   expect_events(*model, [&](Events& run) {
@@ -213,11 +218,7 @@ TEST(PassEvents, OfAUnitWithoutAGraph) {
   expect_events(*model, [&](Events& run) {
     run.train([&] {
       return model->forward([&](const at::Tensor& x) {
-        at::Tensor target;
-        {
-          const at::NoGradGuard no_grad;
-          target = (*model)["a"].forward(x);
-        }
+        const at::Tensor target = without_graph([&] { return (*model)["a"].forward(x); });
         return (*model)["d"].forward(x) - target;
       });
     });
@@ -242,11 +243,7 @@ TEST(PassEvents, OfAnEvaluationInsideALoss) {
   expect_events(*model, [&](Events& run) {
     run.train([&] {
       return model->forward([&](const at::Tensor& x) {
-        at::Tensor target;
-        {
-          const at::NoGradGuard no_grad;
-          target = model->forward(x_of_ones());
-        }
+        const at::Tensor target = without_graph([&] { return model->forward(x_of_ones()); });
         return (*model)["a"].forward(x) - target;
       });
     });
