@@ -6,8 +6,7 @@ skipped) where Doxygen or Chromium is missing. Every internal link of every page
 exercises, the documents and the first page are opened at 400 and at 1,400 pixels: nothing may be logged as an error,
 pictures must be there, not of one colour and not shrunk below 700 pixels, a fold must have a title and something in it,
 text must be at least 12 pixels high and free of Markdown, and the page not wider than the window. A lesson has the
-links to its neighbours, and the side bar lists all lessons. Its Markdown has at most 2,200 words, which needs neither
-program.
+links to its neighbours, and the side bar lists all lessons.
 """
 
 import functools
@@ -28,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AWESOME = Path("/usr/share/doxygen-awesome-css")
 SKIPPED = 77
-MOST_WORDS = 2200  # of a page of a lesson, which is to take half an hour
 
 # Runs in the page and returns its faults.
 IN_PAGE = r"""(async () => {
@@ -199,13 +197,6 @@ def dead_links(site):
                 yield f"{page}: dead link {link}, no such place in {file}"
 
 
-def long_lessons(root=ROOT):
-    for page in sorted(root.glob("[0-9][0-9]_*/*.md")):
-        words = len(page.read_text().split())
-        if words > MOST_WORDS:
-            yield f"{page.relative_to(root)}: {words} words, and a page of a lesson has at most {MOST_WORDS}"
-
-
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
@@ -246,11 +237,6 @@ def missing():
 
 
 def main(folder=None):
-    too_long = list(long_lessons())
-    for fault in too_long:
-        print(fault)
-    if too_long:
-        return 1
     if missing():
         print(f"skipped: {missing()}")
         return SKIPPED

@@ -28,17 +28,6 @@ def png(second):
             chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
-class LongLessons(unittest.TestCase):
-    def test_a_page_with_a_word_too_many_is_found(self):
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            for chapter, words in (("00_first", 2200), ("01_second", 2201), ("docs", 5000)):
-                (root / chapter).mkdir()
-                (root / chapter / "README.md").write_text("word\n" * words)
-            self.assertEqual([fault.split(",")[0] for fault in check_site.long_lessons(root)],
-                             ["01_second/README.md: 2201 words"])
-
-
 @unittest.skipIf(check_site.missing(), f"{check_site.missing()}")
 class CheckSite(unittest.TestCase):
     def faults(self, old="", new="", second=0):
