@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
-# The documents that show them; none shows the last three.
-EXAMPLES = {"my_training": "docs/library.md", "my_engine": "docs/engine.md", "plain_gpt2": None,
-            "finetune": None, "weight_average": None}
+# The document that shows the whole of one.
+EXAMPLES = {"my_training": None, "my_engine": "docs/engine.md", "plain_gpt2": None, "finetune": None,
+            "weight_average": None}
 
 
 def run(*command):

@@ -1,4 +1,4 @@
-// The peak of model states within a step beside the bounds of docs/memory.md, and what the
+// The peak of model states within a step beside the bounds of docs/formulas.md, and what the
 // operating system counts beside what the allocator does.
 
 #include <ATen/ops/arange.h>

@@ -70,8 +70,8 @@ TEST(PublishedTable, ClassifierComesOutWithin0Point01Mib) {
   });
 }
 
-// The formulas of docs/communication.md as they stand there, beside what the strategies say that a
-// rank sends; residency_test.cpp compares that with the communicator's counters.
+// The formulas of docs/formulas.md, by rank where that has means, beside what the strategies say
+// that a rank sends; residency_test.cpp compares that with the communicator's counters.
 
 constexpr std::int64_t kElementBytes = 4;
 constexpr int kGroupSize = 2;  // S

@@ -57,8 +57,8 @@ Phases phases_of_a_step(dist::Communicator& communicator, const std::string& mod
   return phases;
 }
 
-// The lines of docs/memory.md: what is held at rest, what of parameters after forward, and what of
-// gradients after backward.
+// The lines of docs/formulas.md: what is held at rest, what of parameters after forward, and what
+// of gradients after backward.
 Phases expected_phases(const train::ModelStateBytes& rest, std::int64_t in_forward,
                        std::int64_t after_backward) {
   const auto& [parameters, gradients, moments] = rest;

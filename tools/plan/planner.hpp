@@ -111,7 +111,7 @@ struct Request {
   bool fits(const Held& held) const { return !memory || held.total() <= memory->bytes; }
 };
 
-/// Bytes that a rank sends in a step, by axis (docs/communication.md has the table).
+/// Bytes that a rank sends in a step, by axis (docs/formulas.md has the tables).
 struct Wire {
   double shards = 0;    ///< inside a group: what the stage of ZeRO sends among S ranks
   double replicas = 0;  ///< between groups: the gradient shard all-reduced, 2 (V/S) (R-1)/R

@@ -13,7 +13,7 @@
 /// Adam, section 5 for what each stage divides by N, table 1 for the figures, section 7 for sending
 /// 2 V and 3 V; the factor (N-1)/N and the two halves of an all-reduce from Patarasuk and Yuan,
 /// "Bandwidth optimal all-reduce algorithms for clusters of workstations" (Journal of Parallel and
-/// Distributed Computing 69(2), 2009), section 3. docs/communication.md derives every line.
+/// Distributed Computing 69(2), 2009), section 3. docs/formulas.md has every line.
 /// P is the number of parameters, V the bytes of one copy, N the world size, at least 1. Bytes held
 /// are those of the fullest rank: if N does not divide P, its shard has ceil(P/N) elements.
 namespace zero::plan {
