@@ -1,4 +1,4 @@
-// docs/literature.md has the figures that papers and courses quote. Every cell of its tables is
+// literature_tables.md has the figures that papers and courses quote. Every cell of its tables is
 // computed here, from the name of its row and the heading of its column.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -275,7 +275,7 @@ Cells cells_of(const std::string& line) {
 
 // Rows of tables: headings, a rule, and figures.
 std::vector<std::vector<Cells>> tables_of_the_page() {
-  std::ifstream file("docs/literature.md");
+  std::ifstream file("tools/plan/literature_tables.md");
   std::vector<std::vector<Cells>> tables;
   bool inside = false;
   for (std::string line; std::getline(file, line); inside = line.starts_with('|')) {
