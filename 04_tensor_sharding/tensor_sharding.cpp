@@ -41,8 +41,8 @@ void TensorSharding::gradient_ready(std::size_t index) {
 void TensorSharding::reduce(std::size_t buffer) {
   RECORD_USER_SCOPE("flat_grad_reduce");
   note_used(flat_[buffer].members());
-  flat_[buffer].start_reduce();
-  flat_[buffer].finish_reduce();
+  flat_.gradients(buffer).start_reduce();
+  flat_.gradients(buffer).finish_reduce();
 }
 
 void TensorSharding::sync_parameters() {

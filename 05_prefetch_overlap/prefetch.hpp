@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace zero {
@@ -11,8 +12,7 @@ namespace zero {
 /// Remembers the order in which the units of a pass (a forward or a backward) ran, and expects the
 /// next pass to run in the same order: use() returns the units that follow the one that runs now.
 /// If a pass runs in another order, use() returns no more units in it: each is gathered when it
-/// comes, which is slower but always right. When all ranks have run that order, keep() makes it the
-/// expected one.
+/// comes, which is slower but always right. keep() makes an order the expected one.
 class Prefetch {
  public:
   explicit Prefetch(std::int64_t lookahead) : lookahead_(lookahead) {}
@@ -29,9 +29,8 @@ class Prefetch {
 
   /// Whether this pass, which has ended, ran in another order than expected.
   bool is_new() const { return lost_ || seen_.size() != order_.size(); }
-  /// Expects the order of this pass from now on. Not for a pass that other ranks ran in another
-  /// order, nor for one that should change nothing, such as an evaluation.
-  void keep() { order_ = seen_; }
+  /// Expects this order from now on, which all ranks must do after the same pass.
+  void keep(std::vector<std::size_t> order) { order_ = std::move(order); }
 
   /// Whether an order is expected.
   bool known() const { return !order_.empty(); }

@@ -24,7 +24,7 @@ TEST(Prefetch, WatchesThePassThatIsKeptAndSaysNothingMeanwhile) {
   // An evaluation before the first step: its order is not kept.
   EXPECT_THAT(run(prefetch, {0, 2}), ElementsAre(IsEmpty(), IsEmpty()));
   EXPECT_TRUE(prefetch.is_new());
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   EXPECT_TRUE(prefetch.known());
   EXPECT_FALSE(prefetch.is_new());
   EXPECT_THAT(run(prefetch, {0, 2}), ElementsAre(Units{2}, IsEmpty()));
@@ -34,7 +34,7 @@ TEST(Prefetch, KnowsTheLastUnitOfAPass) {
   Prefetch prefetch(1);
   run(prefetch, {0, 1, 2});
   EXPECT_FALSE(prefetch.at_end());  // another may follow
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   run(prefetch, {0, 1});
   EXPECT_FALSE(prefetch.at_end());
   prefetch.use(2);
@@ -46,7 +46,7 @@ TEST(Prefetch, KnowsTheLastUnitOfAPass) {
 TEST(Prefetch, NamesTheUnitsThatFollow) {
   Prefetch prefetch(2);
   run(prefetch, {0, 1, 2, 3});
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   EXPECT_THAT(run(prefetch, {0, 1, 2, 3}),
               ElementsAre(Units{1, 2}, Units{2, 3}, Units{3}, Units{}));
   EXPECT_FALSE(prefetch.lost());
@@ -59,14 +59,14 @@ TEST(Prefetch, NamesTheUnitsThatFollow) {
 TEST(Prefetch, KnowsAUnitThatIsUsedTwice) {
   Prefetch prefetch(1);
   run(prefetch, {0, 1, 0, 2});
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   EXPECT_THAT(run(prefetch, {0, 1, 0, 2}), ElementsAre(Units{1}, Units{0}, Units{2}, Units{}));
 }
 
 TEST(Prefetch, SaysNothingMoreInAPassThatRunsOtherwiseAndRecoversInTheNext) {
   Prefetch prefetch(1);
   run(prefetch, {0, 1, 2});
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   EXPECT_THAT(run(prefetch, {0, 2, 1}), ElementsAre(Units{1}, Units{}, Units{}));
   EXPECT_TRUE(prefetch.lost());
   EXPECT_THAT(run(prefetch, {0, 1, 2, 2}), ElementsAre(Units{1}, Units{2}, Units{}, Units{}));
@@ -74,21 +74,21 @@ TEST(Prefetch, SaysNothingMoreInAPassThatRunsOtherwiseAndRecoversInTheNext) {
   run(prefetch, {0, 1});  // a pass that ends early is none that ran otherwise
   EXPECT_FALSE(prefetch.lost());
   EXPECT_TRUE(prefetch.is_new());
-  prefetch.keep();  // the next one will not be asked for unit 2 in vain
+  prefetch.keep(prefetch.seen());  // the next one will not be asked for unit 2 in vain
   EXPECT_THAT(run(prefetch, {0, 1}), ElementsAre(Units{1}, Units{}));
 }
 
 TEST(Prefetch, ExpectsWhatTheLastKeptPassWasLike) {
   Prefetch prefetch(1);
   run(prefetch, {0, 1, 2});
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   EXPECT_FALSE(prefetch.is_new());
   run(prefetch, {0, 2, 1});  // an evaluation, say: not kept
   run(prefetch, {0, 1, 2});
   EXPECT_FALSE(prefetch.lost());
   run(prefetch, {2, 1, 0});  // a layer was taken out and another put in
   EXPECT_TRUE(prefetch.is_new());
-  prefetch.keep();
+  prefetch.keep(prefetch.seen());
   EXPECT_THAT(run(prefetch, {2, 1, 0}), ElementsAre(Units{1}, Units{0}, Units{}));
   EXPECT_FALSE(prefetch.is_new());
 }

@@ -6,7 +6,7 @@
 #include <functional>
 #include <utility>
 
-#include <zero/train/flat/flat_parameters.hpp>
+#include <zero/train/flat/flat_gradients.hpp>
 
 namespace zero {
 
@@ -16,9 +16,9 @@ namespace zero {
 /// while a third is filled. Nor is padding, so twice the size of a bucket has room for two.
 class ReductionQueue {
  public:
-  using Finished = std::function<void(const train::FlatParameters& bucket)>;
+  using Finished = std::function<void(const train::FlatGradients& bucket)>;
 
-  /// `finished` is called after every FlatParameters::finish_reduce().
+  /// `finished` is called after every FlatGradients::finish_reduce().
   ReductionQueue(std::int64_t most_bytes, Finished finished)
       : most_bytes_(most_bytes), finished_(std::move(finished)) {}
 
@@ -26,20 +26,20 @@ class ReductionQueue {
   /// the oldest of them; a bucket larger than the limit goes alone. So does one whose reduction has
   /// a rest (train::GradientTransfer): the rest of the one before then starts early, which is good
   /// because links between groups are slower.
-  void start(train::FlatParameters& bucket) {
-    finish(bucket.averages_at_once() ? most_bytes_ - bucket.bytes() : -1);
+  void start(train::FlatGradients& bucket) {
+    finish(bucket.averages_at_once() ? most_bytes_ - bucket.parameters().bytes() : -1);
     bucket.start_reduce();
     in_flight_.push_back(&bucket);
-    bytes_ += bucket.bytes();
+    bytes_ += bucket.parameters().bytes();
     most_seen_ = std::max(most_seen_, bytes_);
   }
 
   /// Waits for the oldest until at most `at_most` bytes are in flight; by default for all.
   void finish(std::int64_t at_most = -1) {
     while (!in_flight_.empty() && bytes_ > at_most) {
-      train::FlatParameters& oldest = *in_flight_.front();
+      train::FlatGradients& oldest = *in_flight_.front();
       in_flight_.pop_front();
-      bytes_ -= oldest.bytes();
+      bytes_ -= oldest.parameters().bytes();
       oldest.finish_reduce();
       finished_(oldest);
     }
@@ -53,7 +53,7 @@ class ReductionQueue {
   Finished finished_;
   std::int64_t bytes_ = 0;
   std::int64_t most_seen_ = 0;
-  std::deque<train::FlatParameters*> in_flight_;
+  std::deque<train::FlatGradients*> in_flight_;
 };
 
 }  // namespace zero

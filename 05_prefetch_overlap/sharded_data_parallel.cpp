@@ -9,7 +9,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
-#include <zero/base/kept_error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/train/cost_sums.hpp>
@@ -41,7 +40,7 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
           list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards_,
           pool_),
       in_flight_(options.in_flight_bytes,
-                 [this](const train::FlatParameters& bucket) { reduced(bucket); }),
+                 [this](const train::FlatGradients& bucket) { reduced(bucket); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_passes_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedPasses
@@ -54,8 +53,6 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
   reduce_in_backward(
       flat_.items(), [this](std::size_t b) { reduce(b); },
       options_.stage == 3 ? train::Units::kGathered : below);
-  passes().set_order({.last = [this] { return forward_order_; },
-                      .compared = [this](bool same) { ranks_compared(same); }});
 }
 
 train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
@@ -68,7 +65,7 @@ train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
   }
   options.average = average_;
   options.transfers = transfers_;
-  options.version = [this] { return passes().forwards().version() + disagreements_; };
+  options.version = [this] { return passes().forwards().version(); };
   options.adds_averages = reduces_each();
   // The root's shards come last in backward, when most memory is in use.
   options.keeps_gradients =
@@ -78,25 +75,21 @@ train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
 
 at::Tensor ShardedDataParallel::forward(const std::function<at::Tensor()>& pass,
                                         std::int64_t loss_terms) {
-  if (!is_compared_) {
-    compare_order(forward_order_, "forward");
-    ranks_compared(/*same=*/true);
-  }
   forward_.begin();
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(pass, loss_terms);
+  compare_order(forward_, "forward");
   if (c10::GradMode::is_enabled()) {
     forward_clock_.end();
-    end_of_forward();
-  } else {
-    end_of_evaluation();
+    note_lost(forward_, "forward");
+    trained_ = forward_.seen();
   }
   return loss;
 }
 
 void ShardedDataParallel::backward(const at::Tensor& loss) {
-  if (!is_compared_ && forward_.is_new()) verify_order(forward_, "forward");
-  ranks_compared(/*same=*/true);
+  // Not at the end of forward(), which may throw on another rank.
+  forward_.keep(trained_);
   backward_.begin();
   backward_clock_.begin();
   Strategy::backward(loss);
@@ -129,10 +122,15 @@ void ShardedDataParallel::gather(std::size_t unit, train::Gather why) {
 
 void ShardedDataParallel::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
   verify_weights();  // for a pass that is not forward()
+  // Ranks may run units of which nothing is gathered as they like: they are no part of the order.
+  if (!flat_.shards(unit)) return flat_.finish_gather(unit);
   clock.asks();
   flat_.start_gather(unit);
   // Start them before waiting for this unit: they arrive while it is waited for and while it runs.
-  for (const std::size_t next : pass.use(unit)) flat_.start_gather(next);
+  for (const std::size_t next : pass.use(unit)) {
+    const dist::CallScope of_next = naming(next);
+    flat_.start_gather(next);
+  }
   flat_.finish_gather(unit);
   clock.runs();
 }
@@ -144,7 +142,7 @@ void ShardedDataParallel::drop(std::size_t unit) {
 }
 
 void ShardedDataParallel::gradient_ready(std::size_t index) {
-  // From here on `.grad` is a view of its bucket's flat buffer: see FlatParameters::collect().
+  // From here on `.grad` is a view of its bucket's flat buffer: see FlatGradients::collect().
   flat_.collect(index);
   // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();
@@ -153,13 +151,14 @@ void ShardedDataParallel::gradient_ready(std::size_t index) {
 void ShardedDataParallel::reduce(std::size_t buffer) {
   RECORD_USER_SCOPE("flat_grad_reduce");
   note_used(flat_[buffer].members());
-  in_flight_.start(flat_[buffer]);
+  in_flight_.start(flat_.gradients(buffer));
 }
 
 // The optimizer may have the gradients, unless something is still added to them.
-void ShardedDataParallel::reduced(const train::FlatParameters& bucket) {
-  if (bucket.averages_at_once() && !reduces_each() && !is_summed_later(list(), bucket)) {
-    optimizer().take_gradients(bucket.updated());
+void ShardedDataParallel::reduced(const train::FlatGradients& bucket) {
+  const train::FlatParameters& parameters = bucket.parameters();
+  if (bucket.averages_at_once() && !reduces_each() && !is_summed_later(list(), parameters)) {
+    optimizer().take_gradients(parameters.updated());
   }
 }
 
@@ -170,35 +169,16 @@ void ShardedDataParallel::finish_backward() {
   }
   Strategy::finish_backward();  // drops the gradients that no rank used; the others stay
   // Here and not at the end of backward: by now all ranks have started the same reductions.
-  if (options_.stage == 3 && backward_.is_new()) {
-    verify_order(backward_, "backward");
-    backward_.keep();
-  }
+  compare_order(backward_, "backward");
+  backward_.keep(backward_.seen());
   note_lost(backward_, "backward");
   if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) choose_lookahead_once();
   // No next unit will use what was kept for it.
   pool_.clear();
 }
 
-// Ranks compare the order before a backward, with what they tell each other then
-// (ranks_compared()), or else by themselves if it is new. Of a forward without a backward they
-// compare it before the next forward, all of them: here a rank with a usual order would not hear of
-// another one.
-void ShardedDataParallel::end_of_forward() {
-  if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
-  forward_order_ = order_of(forward_);
-  is_compared_ = false;
-  note_lost(forward_, "forward");
-}
-
-void ShardedDataParallel::ranks_compared(bool same) {
-  base::KeptError after_another;  // which the caller throws
-  if (!same) return after_another.keep([this] { forget_passes(); });
-  if (!std::exchange(is_compared_, true) && forward_.is_new()) forward_.keep();
-}
-
 void ShardedDataParallel::note_lost(const Prefetch& pass, const char* name) {
-  if (options_.stage < 3 || !pass.lost()) return;
+  if (!pass.lost()) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {
     log_error(
         fmt::format("note: units ran in another order in {} than the time before; such a pass "
@@ -216,45 +196,18 @@ std::string ShardedDataParallel::order_of(const Prefetch& pass) const {
   return order;
 }
 
-// An evaluation keeps no order, so ranks compare each one. Nothing is gathered of a unit that stays
-// whole: ranks may run such units as they like.
-void ShardedDataParallel::end_of_evaluation() {
-  if (options_.stage < 3) return;
-  std::string gathered;
-  for (const std::size_t u : forward_.seen()) {
-    if (flat_.shards(u)) gathered += fmt::format("{} ", u);
-  }
-  compare_order(gathered, "a forward without a graph");
-}
-
-// `mine`: of the last forward; texts follow only if their digests differ.
-void ShardedDataParallel::compare_order(const std::string& mine, const char* name) {
-  if (communicator_.size() == 1) return;
+// Where a gather does not wait for those of its own unit, ranks that ran others have mixed them up:
+// what they have computed is lost, and what they keep of it too.
+void ShardedDataParallel::compare_order(const Prefetch& pass, const char* name) {
+  if (options_.stage < 3 || communicator_.matches_calls()) return;
   const std::vector<double> all =
-      dist::all_gather_scalars(communicator_, {base::fnv1a_as_double(mine)});
-  if (std::ranges::count(all, all.front()) < communicator_.size()) verify_order(forward_, name);
-}
-
-void ShardedDataParallel::verify_order(const Prefetch& pass, const char* name) {
-  base::KeptError problem;
-  problem.keep([&] {
-    dist::verify_same(
-        communicator_,
-        fmt::format("the order of units in {} ({})", name, train::OrderOfUnits::kRule),
-        order_of(pass));
+      dist::all_gather_scalars(communicator_, {base::fnv1a_as_double(order_of(pass))});
+  if (std::ranges::count(all, all.front()) == communicator_.size()) return;
+  change_on_all_ranks("units were mixed up, load a checkpoint", [&] {
+    dist::verify_same(communicator_,
+                      fmt::format("the order of units in {} ({})", name, dist::kRuleOfUnits),
+                      order_of(pass));
   });
-  if (!problem.is_there()) return;
-  problem.keep([this] { forget_passes(); });
-  problem.rethrow();
-}
-
-// Ranks that ran units in different orders have taken each other's parameters, if these had as many
-// elements: nothing that they have gathered is kept, and the order that was known stays the known
-// one.
-void ShardedDataParallel::forget_passes() {
-  ++disagreements_;
-  is_compared_ = true;
-  passes().schedule().drop_all();
 }
 
 void ShardedDataParallel::choose_lookahead_once() {

@@ -31,9 +31,8 @@ namespace zero {
 ///     train::FlatParameterList   which parameters it has
 ///     train::BackwardSchedule    when it may be reduced, after which other buckets
 ///     ReductionQueue             whether it waits for buckets in flight
-///     train::FlatParameters      by which transfer: make_transfers(). start_reduce() calls it, and
-///                                finish_reduce() makes the result the `.grad` of what the
-///                                optimizer updates
+///     train::FlatGradients       by which transfer. start_reduce() calls it, and finish_reduce()
+///                                makes the result the `.grad` of what the optimizer updates
 ///
 /// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
 /// next forward() needs unshard() before it and reshard() after it.
@@ -76,17 +75,12 @@ class ShardedDataParallel : public train::Strategy {
 
  private:
   train::FlatOptions flat_options(std::size_t unit);
-  void reduced(const train::FlatParameters& bucket);
+  void reduced(const train::FlatGradients& bucket);
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void reduce(std::size_t buffer);
-  void ranks_compared(bool same);
-  void end_of_forward();
-  void end_of_evaluation();
-  void compare_order(const std::string& mine, const char* name);
+  void compare_order(const Prefetch& pass, const char* name);
   void note_lost(const Prefetch& pass, const char* name);
   std::string order_of(const Prefetch& pass) const;
-  void verify_order(const Prefetch& pass, const char* name);
-  void forget_passes();
   void choose_lookahead_once();
 
   ShardingOptions options_;
@@ -101,9 +95,7 @@ class ShardedDataParallel : public train::Strategy {
   PassClock backward_clock_;
   std::int64_t timed_passes_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
-  std::string forward_order_;       // of the last forward that trained
-  bool is_compared_ = true;         // by all ranks
-  std::int64_t disagreements_ = 0;  // passes that ranks ran in different orders
+  std::vector<std::size_t> trained_;  // the order of the last forward that trained
 };
 
 }  // namespace zero

@@ -209,22 +209,12 @@ std::vector<std::optional<double>> Engine::exchange(std::optional<double> mine,
       mine ? fmt::format("one of {} loss terms", *mine) : "a loss of its own";
   found.topics.push_back(
       {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
-  const auto& order = strategy_->passes().order();
-  found.topics.push_back(
-      {fmt::format("the order of units in forward ({})", train::OrderOfUnits::kRule),
-       order ? order->last() : ""});
   found.numbers = {mine.value_or(kUnknown)};
   std::vector<std::optional<double>> terms;
-  try {
-    for (const auto& of_rank : dist::exchange(strategy_->mesh(), found)) {
-      const double theirs = of_rank.front();
-      terms.push_back(theirs == kUnknown ? std::nullopt : std::optional(theirs));
-    }
-  } catch (const Error&) {
-    if (order) order->compared(/*same=*/false);
-    throw;
+  for (const auto& of_rank : dist::exchange(strategy_->mesh(), found)) {
+    const double theirs = of_rank.front();
+    terms.push_back(theirs == kUnknown ? std::nullopt : std::optional(theirs));
   }
-  if (order) order->compared(/*same=*/true);
   return terms;
 }
 

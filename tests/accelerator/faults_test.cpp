@@ -1,5 +1,10 @@
 // A rank on the emulated accelerator that is lost or late in the middle of a backward: the others,
-// and the late one itself, are told which operation did not complete.
+// and the late one itself, are told which operation did not complete. Ranks that gather different
+// units are told so too.
+
+#include <ATen/ops/ones.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
 
 #include <thread>
 #include <utility>
@@ -7,6 +12,8 @@
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
+#include <zero/engine.hpp>
+#include <zero/optim/adamw.hpp>
 
 #include "toy_on.hpp"
 
@@ -67,6 +74,36 @@ TEST(EmulatedFault, ALateRankIsAnErrorOnEveryRank) {
         });
     EXPECT_EQ(describe_failures(exits), "");
   }
+}
+
+// A collective here does not wait for those of its own unit, so ranks compare the order afterwards;
+// nothing that they have computed leaves the pass, and they do not go on.
+TEST(EmulatedFault, UnitsInDifferentOrdersAreAnErrorAtTheEndOfThePass) {
+  emulated::enable_backend();
+  on_ranks({.world_size = 2, .backend = "emulated"}, [](dist::Communicator& communicator) {
+    torch::nn::ModuleList blocks;
+    for (int b = 0; b < 2; ++b) blocks->push_back(torch::nn::Linear(8, 8));
+    blocks->to(emulated::kDevice);
+    Engine engine(*blocks, communicator, optim::adamw(), {});
+    const auto pass = [&](std::vector<std::size_t> order) {
+      at::Tensor x = at::ones({2, 8}).to(emulated::kDevice);
+      return [&, x, order]() mutable {
+        for (const std::size_t b : order) x = blocks[b]->as<torch::nn::Linear>()->forward(x);
+        return x.sum();
+      };
+    };
+    engine.backward(engine.forward(pass({0, 1})));
+    engine.step();
+    const bool is_odd = communicator.rank() == 1;
+    expect_error(
+        [&] {
+          engine.evaluate(
+              pass(is_odd ? std::vector<std::size_t>{1, 0} : std::vector<std::size_t>{0, 1}));
+        },
+        {"ranks disagree about the order of units in forward", "rank 0 has 0", "rank 1 has 1",
+         "units_named"});
+    expect_error([&] { engine.forward(pass({0, 1})); }, {"units were mixed up"});
+  });
 }
 
 }  // namespace

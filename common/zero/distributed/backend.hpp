@@ -22,7 +22,8 @@ class StoreExchange;
 ///
 /// The function of Communicator with the same name says what an operation means, and which pieces
 /// of tensors it concerns. A backend is not called for one rank, unless works_alone(). Two
-/// collectives of different ranks with different Call::fingerprint must not take each other's data.
+/// collectives of different ranks with different Call::fingerprint must not take each other's data,
+/// unless it says by matches_calls() that it cannot know.
 class Backend {
  public:
   using WorkPtr = std::unique_ptr<Work::Pending>;
@@ -52,6 +53,8 @@ class Backend {
   virtual bool takes(at::Device device) const { return device.is_cpu(); }
   /// Whether one rank alone calls it too, so that tests on one device see its work.
   virtual bool works_alone() const { return false; }
+  /// Whether collectives with different fingerprints wait for each other.
+  virtual bool matches_calls() const { return true; }
   /// Whether it says through Call::not_finite which sums are not finite.
   virtual bool finds_not_finite() const { return false; }
 };

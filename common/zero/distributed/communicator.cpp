@@ -355,6 +355,11 @@ bool Communicator::checks_gradients() const {
          (c.device == nullptr || c.device->finds_not_finite());
 }
 
+bool Communicator::matches_calls() const {
+  const Connection& c = *connection_;
+  return c.device == nullptr || c.device->matches_calls();
+}
+
 void Communicator::progress() {
   const auto started = Clock::now();
   progress_with_groups();

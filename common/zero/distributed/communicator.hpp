@@ -113,6 +113,10 @@ class Communicator final {
   /// sends and waits for counts for this communicator, too, which must outlive it.
   std::unique_ptr<Communicator> split(const std::vector<int>& ranks, const std::string& label);
 
+  /// Whether ranks in different collectives wait for each other, and throw: NCCL would take the
+  /// bytes of one for those of the other.
+  bool matches_calls() const;
+
   /// Bytes of one element of `dtype` as it is sent to a reduction of type `type`.
   std::int64_t reduced_element_size(at::ScalarType dtype, ReduceType type) const;
 

@@ -20,6 +20,11 @@ struct Running {
   std::string_view unit = {};
 };
 
+/// What must hold where units are gathered one by one, for messages.
+inline constexpr const char* kRuleOfUnits =
+    "at stage 3 all ranks run the same units in the same order; modules among which a rank chooses "
+    "belong in one unit: units_named()";
+
 /// A collective or message of a communicator: what a backend is told besides the tensors.
 struct Call {
   Operation operation;

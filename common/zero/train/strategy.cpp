@@ -63,8 +63,8 @@ Strategy::Strategy(const StrategyArguments& arguments)
                 reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
       first_values_(module_, list_, communicator_, held_, arguments.values),
-      passes_(*units_, list_, mesh_.world(),
-              {.gather = [this](std::size_t u, Gather why) { gather(u, why); },
+      passes_(*units_, list_,
+              {.gather = [this](std::size_t u, Gather why) { gather_by_name(u, why); },
                .drop = [this](std::size_t u) { drop(u); }},
               {.ready = [this](std::size_t i) { gradient_ready(i); },
                .drop = [this] { zero_grad(); }}) {
@@ -193,10 +193,9 @@ void Strategy::unshard(std::size_t unit) {
   if (unit >= list_.units.size()) {
     throw Error(fmt::format("there is no unit {}: the model has {}", unit, list_.units.size()));
   }
-  const dist::CallScope of_unit(mesh_.world(), "", list_.units[unit].name);
   const nn::Unwatched unwatched;  // in a forward of a plain module these are no reads of its own
   verify_weights();
-  gather(unit, passes_.is_running() ? Gather::kOther : Gather::kRead);
+  gather_by_name(unit, passes_.is_running() ? Gather::kOther : Gather::kRead);
   finish_parameters();          // the caller may write where other ranks read until now
   communicator_.synchronize();  // the host is about to read
   if (!schedule().is_held(unit)) {
@@ -204,6 +203,16 @@ void Strategy::unshard(std::size_t unit) {
     shown_.note(unit);
   }
   passes_.schedule().hold(unit);
+}
+
+void Strategy::gather_by_name(std::size_t unit, Gather why) {
+  const dist::CallScope scope = naming(unit);
+  gather(unit, why);
+}
+
+dist::CallScope Strategy::naming(std::size_t unit) const {
+  const std::string_view name = list_.units[unit].name;
+  return {mesh_.world(), "", name.empty() ? "the root" : name};
 }
 
 void Strategy::reshard(std::size_t unit) {

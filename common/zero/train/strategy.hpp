@@ -147,7 +147,7 @@ class Strategy {
   // What a chapter may override: what it does with a unit. Called while passes run.
 
   /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are. A stage that
-  /// rounds what it gathers shows the weights themselves for Gather::kRead.
+  /// rounds what it gathers shows the weights themselves for Gather::kRead. Runs within naming().
   virtual void gather(std::size_t /*unit*/, Gather /*why*/) {}
   /// Drops what this rank does not keep of the unit. Called when nobody uses it any more, which
   /// BackwardSchedule::drop() decides.
@@ -193,6 +193,10 @@ class Strategy {
   at::Tensor& gradient_to_reduce(std::size_t index);
   /// Notes which parameters have a gradient, before they are reduced together.
   void note_used(const std::vector<std::size_t>& indices);
+  /// While it lives, collectives that send parameters carry the name of unit `unit`: ranks that
+  /// gather different units never take each other's values, but throw an error that names both.
+  /// After it they cannot go on.
+  dist::CallScope naming(std::size_t unit) const;
   /// Which units are in use, and how often they ran.
   const BackwardSchedule& schedule() const { return passes_.schedule(); }
 
@@ -201,6 +205,7 @@ class Strategy {
   const dist::Reduction average_;
 
  private:
+  void gather_by_name(std::size_t unit, Gather why);
   void update();
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);

@@ -73,6 +73,7 @@ class DeviceBackend final : public Backend {
   std::string transport() const override { return transport_.name; }
   bool takes(at::Device device) const override { return device == transport_.device; }
   bool works_alone() const override { return transport_.works_alone; }
+  bool matches_calls() const override { return false; }
 
   WorkPtr start(const Call& call, at::Tensor output, at::Tensor input) override;
   void synchronize() override;

@@ -83,10 +83,12 @@ std::string CallLog::compare(const Calls& mine) {
       for (const auto& [index, theirs] : others) {
         const auto ours = mine.find(index);
         if (!found.empty() || ours == mine.end() || ours->second == theirs) continue;
+        const bool gathers = (ours->second + theirs).find(", unit '") != std::string::npos;
         found = fmt::format(
             "rank {} is in {}, rank {} is in {}; all ranks must call the same functions in the "
-            "same order",
-            world_rank(rank_), ours->second, world_rank(r), theirs);
+            "same order{}{}",
+            world_rank(rank_), ours->second, world_rank(r), theirs, gathers ? ", and " : "",
+            gathers ? kRuleOfUnits : "");
       }
     }
   } catch (const std::exception&) {

@@ -20,11 +20,9 @@ using memory::Category;
 using memory::Charge;
 
 AutogradPasses::AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list,
-                               dist::Communicator& world, BackwardSchedule::Actions actions,
-                               Gradients gradients)
+                               BackwardSchedule::Actions actions, Gradients gradients)
     : model_(model),
       list_(list),
-      world_(world),
       gradients_(std::move(gradients)),
       schedule_(list, std::move(actions)) {
   for (std::size_t u = 0; u < list_.units.size(); ++u) index_.try_emplace(list_.units[u].unit, u);
@@ -115,17 +113,9 @@ void AutogradPasses::check_hooks() {
   }
 }
 
-// The name of a unit in the fingerprints of its gathers; empty if the strategy compares the order
-// of units, and this one has a place in it.
-std::string_view AutogradPasses::gathered(std::size_t unit, bool is_in_order) const {
-  if (order_ && running_ && is_in_order) return "";
-  return list_.units[unit].name;
-}
-
 void AutogradPasses::pre_forward(nn::Unit& unit) {
   const nn::Unwatched unwatched;
   const std::size_t u = index_.at(&unit);
-  const dist::CallScope scope(world_, "", gathered(u, /*is_in_order=*/!in_backward_));
   schedule_.enter_forward(u, in_backward_ ? Gather::kAgain : Gather::kForward);
 }
 
@@ -137,7 +127,6 @@ void AutogradPasses::post_forward(nn::Unit& unit) {
 void AutogradPasses::pre_backward(nn::Unit& unit) {
   const nn::Unwatched unwatched;
   const std::size_t u = index_.at(&unit);
-  const dist::CallScope scope(world_, "", gathered(u, /*is_in_order=*/in_backward_));
   if (in_backward_) return schedule_.enter_backward(u);
   if (c10::GradMode::is_enabled()) expect_second_backward(u);
   schedule_.enter_other_pass(u);

@@ -5,31 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 
-#include <zero/distributed/communicator.hpp>
 #include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/backward/backward_schedule.hpp>
 #include <zero/train/backward/forward_records.hpp>
 
 namespace zero::train {
-
-/// The order in which the units of a forward ran, which must be the same on all ranks.
-struct OrderOfUnits {
-  static constexpr const char* kRule =
-      "at stage 3 all ranks run the same units in the same order; modules among which a rank "
-      "chooses belong in one unit: units_named()";
-  /// Of the last forward() that trained, a line for each unit.
-  std::function<std::string()> last;
-  /// Who compares it, with other things that ranks tell each other before backward(), says how that
-  /// ended, on all ranks; otherwise backward() compares it if it is new.
-  std::function<void(bool same)> compared;
-};
 
 /// The passes of autograd through a strategy's model: hooks on its units and parameters tell the
 /// schedule what happens.
@@ -51,9 +35,8 @@ class AutogradPasses : private nn::UnitHooks {
     std::function<void()> drop;
   };
 
-  /// Registers the hooks. `model`, `list`, its parameters, and `world`, all ranks that gather, must
-  /// outlive this object.
-  AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list, dist::Communicator& world,
+  /// Registers the hooks. `model` and `list`, its parameters, must outlive this object.
+  AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list,
                  BackwardSchedule::Actions actions, Gradients gradients);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
@@ -62,11 +45,6 @@ class AutogradPasses : private nn::UnitHooks {
 
   BackwardSchedule& schedule() { return schedule_; }
   const BackwardSchedule& schedule() const { return schedule_; }
-  /// From now on the strategy has ranks compare the order of their units. Otherwise a rank that
-  /// gathers another unit than its peers is an error at once (dist::CallScope), after which they
-  /// cannot go on.
-  void set_order(OrderOfUnits order) { order_ = std::move(order); }
-  const std::optional<OrderOfUnits>& order() const { return order_; }
 
   /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.
   at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms);
@@ -95,7 +73,6 @@ class AutogradPasses : private nn::UnitHooks {
   void check_hooks();
   template <typename Pass>
   auto run(const Pass& pass);
-  std::string_view gathered(std::size_t unit, bool is_in_order) const;
   void expect_second_backward(std::size_t unit);
   void end_other_pass();
   void gradient_ready(std::size_t index);
@@ -106,13 +83,11 @@ class AutogradPasses : private nn::UnitHooks {
 
   nn::ModelUnits& model_;
   const nn::ParameterList& list_;
-  dist::Communicator& world_;
   std::unordered_map<const nn::Unit*, std::size_t> index_;  // in list_.units
   Gradients gradients_;
   BackwardSchedule schedule_;
   ForwardRecords forwards_;
   GradientObserver observer_;
-  std::optional<OrderOfUnits> order_;
   bool has_hooks_ = true;
   bool running_ = false;
   bool in_backward_ = false;

@@ -23,6 +23,7 @@ FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t
       places_(list.size()),
       of_unit_(list.units.size()) {
   for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u));
+  for (const FlatParameters& buffer : buffers_) gradients_.emplace_back(buffer, communicator, pool);
 }
 
 FlatParameterList::~FlatParameterList() {
@@ -30,8 +31,8 @@ FlatParameterList::~FlatParameterList() {
   // the one before it said. The caller has heard of a peer that is gone from the operation that
   // failed first.
   base::KeptError problem;
-  for (FlatParameters& buffer : buffers_) {
-    problem.keep([&] { buffer.wait_gather(); });
+  for (FlatParameters& buffer : buffers_) problem.keep([&] { buffer.wait_gather(); });
+  for (FlatGradients& buffer : gradients_) {
     problem.keep([&] { buffer.finish_reduce(); });
     problem.keep([&] { buffer.finish_rest(); });
   }
@@ -73,11 +74,11 @@ void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
 }
 
 void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value) {
-  for (FlatParameters& buffer : buffers_) {
-    buffer.initialize(first_value);
-    for (std::size_t m = 0; m < buffer.members().size(); ++m) {
-      nn::set_gradient_provider(list_.parameters[buffer.members()[m]].tensor,
-                                [&buffer, m] { return buffer.gradient_view(m); });
+  for (FlatParameters& buffer : buffers_) buffer.initialize(first_value);
+  for (FlatGradients& gradients : gradients_) {
+    for (std::size_t m = 0; m < gradients.parameters().size(); ++m) {
+      nn::set_gradient_provider(gradients.parameters().member(m),
+                                [&gradients, m] { return gradients.view(m); });
     }
   }
 }
@@ -103,14 +104,14 @@ Placements FlatParameterList::placements(dist::Communicator* group) const {
 void FlatParameterList::bring(std::size_t index) { buffers_[places_[index].buffer].bring(); }
 
 void FlatParameterList::collect(std::size_t index) {
-  FlatParameters& buffer = buffers_[places_[index].buffer];
-  if (!buffer.trainable()) {
+  const auto [buffer, member] = places_[index];
+  if (!buffers_[buffer].trainable()) {
     throw Error(fmt::format(
         "parameter '{}' was frozen when it was sharded and has a gradient now; make the strategy "
         "after the last parameter is unfrozen",
         list_.parameters[index].name));
   }
-  buffer.collect(places_[index].member);
+  gradients_[buffer].collect(member);
 }
 
 void FlatParameterList::start_gather(std::size_t unit) {
@@ -158,11 +159,11 @@ void FlatParameterList::forget_writes() {
 }
 
 void FlatParameterList::finish_rests() {
-  for (FlatParameters& buffer : buffers_) buffer.finish_rest();
+  for (FlatGradients& buffer : gradients_) buffer.finish_rest();
 }
 
 void FlatParameterList::drop_gradients() {
-  for (FlatParameters& buffer : buffers_) buffer.drop_gradients();
+  for (FlatGradients& buffer : gradients_) buffer.drop();
 }
 
 std::int64_t FlatParameterList::parameter_bytes() const {
@@ -173,14 +174,7 @@ std::int64_t FlatParameterList::parameter_bytes() const {
 
 std::int64_t FlatParameterList::gradient_bytes() const {
   std::int64_t sum = 0;
-  for (const FlatParameters& buffer : buffers_) {
-    if (!buffer.trainable()) continue;
-    // A rank keeps no shard of gradients that is nothing but padding.
-    if (buffer.keeps_whole_gradient())
-      sum += buffer.full_bytes();
-    else if (buffer.updates_any())
-      sum += buffer.shard_bytes();
-  }
+  for (const FlatGradients& buffer : gradients_) sum += buffer.bytes();
   return sum;
 }
 
@@ -206,6 +200,7 @@ SentBytes FlatParameterList::sent(const Gathers& gathers) const {
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     const bool splits = buffers_[b].shards_parameters();
     sum += buffers_[b].sent(splits ? gathers(unit_of_[b]) : 0);
+    sum += gradients_[b].sent();
   }
   return sum;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/flat/flat_gradients.hpp>
 #include <zero/train/flat/flat_parameters.hpp>
 
 namespace zero::train {
@@ -32,6 +33,7 @@ class FlatParameterList {
 
   std::size_t size() const { return buffers_.size(); }
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }
+  FlatGradients& gradients(std::size_t b) { return gradients_[b]; }
   const std::vector<FlatParameters>& buffers() const { return buffers_; }
   /// For BackwardSchedule: item k is buffer k. A frozen buffer has no parameters there and is never
   /// reduced.
@@ -89,6 +91,7 @@ class FlatParameterList {
   dist::Communicator& communicator_;
   memory::StoragePool& pool_;
   std::vector<FlatParameters> buffers_;
+  std::vector<FlatGradients> gradients_;           // by buffer
   std::vector<Place> places_;                      // by parameter
   std::vector<std::size_t> unit_of_;               // by buffer
   std::vector<std::vector<std::size_t>> of_unit_;  // buffers

@@ -26,9 +26,6 @@ ShardLayout layout_of(const nn::ParameterList& list, const std::vector<std::size
   return {std::move(sizes), world_size};
 }
 
-// If the caller has kept a gradient, its bytes must not be written again.
-bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_count() > 1; }
-
 }  // namespace
 
 FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::size_t> members,
@@ -40,35 +37,22 @@ FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::s
       communicator_(&communicator),
       pool_(&pool),
       layout_(layout_of(list, members_, communicator.size())),
-      trainable_(tensor(0).requires_grad()),
+      trainable_(member(0).requires_grad()),
       read_too_early_(unsharded_read(list, members_)) {
-  make_transfers();
+  if (shards_parameters() && options_.transfers.parameters) {
+    transfer_ = options_.transfers.parameters(buffer());
+  }
+  if (!transfer_) transfer_ = all_gather();
 }
 
-void FlatParameters::make_transfers() {
-  const Transfers& other = options_.transfers;
-  const FlatBuffer buffer{layout_, tensor(0).options(), *pool_, options_.version};
-  if (shards_parameters() && other.parameters) parameter_transfer_ = other.parameters(buffer);
-  if (!parameter_transfer_) parameter_transfer_ = all_gather();
-  const bool whole = options_.sharded == Sharded::kNothing || options_.all_reduces;
-  if (trainable_ && !whole && other.gradients) gradient_transfer_ = other.gradients(buffer);
-  if (gradient_transfer_) return;
-  const dist::Reduction& average = options_.average;
-  gradient_transfer_ = std::make_unique<Average>(
-      *communicator_, whole ? Average::Of::kAll : Average::Of::kShard, average,
-      layout_.shard() * communicator_->reduced_element_size(dtype(), average.type),
-      other.ranks_outside);
+FlatBuffer FlatParameters::buffer() const {
+  return {layout_, member(0).options(), *pool_, options_.version};
 }
 
 // Members that lie in the shard use its bytes, so that nothing is copied of them.
 std::unique_ptr<AllGather> FlatParameters::all_gather() const {
   return std::make_unique<AllGather>(*communicator_, shard_bytes(),
                                      options_.transfers.ranks_outside, /*fills_own_part=*/false);
-}
-
-bool FlatParameters::keeps_whole_gradient() const {
-  return options_.sharded == Sharded::kNothing ||
-         (options_.sharded == Sharded::kOptimizer && !options_.adds_averages);
 }
 
 std::vector<at::Tensor> FlatParameters::updated() const {
@@ -86,42 +70,34 @@ std::int64_t FlatParameters::bytes() const {
 }
 
 std::int64_t FlatParameters::shard_bytes() const {
-  return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
+  return layout_.shard() * static_cast<std::int64_t>(member(0).element_size());
 }
 
 std::int64_t FlatParameters::parameter_bytes() const {
   const std::int64_t shard = rests_elsewhere_ ? 0 : shard_bytes();
-  return (shards_parameters() ? shard : full_bytes()) + parameter_transfer_->held_bytes();
+  return (shards_parameters() ? shard : full_bytes()) + transfer_->held_bytes();
 }
 
 SentBytes FlatParameters::sent(std::int64_t gathers) const {
-  SentBytes sum;
-  if (trainable_) sum += gradient_transfer_->sent();
   const bool refreshes = trainable_ && options_.sharded != Sharded::kNothing;
-  sum += parameter_transfer_->sent(shards_parameters() ? gathers : refreshes ? 1 : 0);
-  return sum;
+  return transfer_->sent(shards_parameters() ? gathers : refreshes ? 1 : 0);
 }
 
 at::Tensor FlatParameters::view_of(const at::Tensor& buffer, std::size_t m) const {
-  return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(tensor(m).sizes());
+  return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(member(m).sizes());
 }
 
-at::Tensor FlatParameters::my_shard_of(const at::Tensor& buffer) const {
+at::Tensor FlatParameters::shard_of(const at::Tensor& buffer) const {
   return buffer.narrow(0, communicator_->rank() * layout_.shard(), layout_.shard());
 }
 
-// The elements of member `m` that lie in this rank's shard, in the whole buffer and in a shard.
-at::Tensor FlatParameters::mine_of_full(std::size_t m) const {
-  return full_.narrow(0, layout_.offset(m) + my_range(m).begin, my_range(m).size);
+at::Tensor FlatParameters::part_of(const at::Tensor& shard, std::size_t m) const {
+  return shard.narrow(0, range(m).in_shard, range(m).size);
 }
 
-at::Tensor FlatParameters::mine_of_shard(const at::Tensor& shard, std::size_t m) const {
-  return shard.narrow(0, my_range(m).in_shard, my_range(m).size);
-}
-
-// Whether the whole parameter uses the bytes of this rank's shard, in which all of it lies.
+// Whether the whole member uses the bytes of this rank's shard, in which all of it lies.
 bool FlatParameters::uses_shard(std::size_t m) const {
-  return !rounds() && !rests_elsewhere_ && my_range(m).size == layout_.size(m);
+  return !rounds() && !rests_elsewhere_ && range(m).size == layout_.size(m);
 }
 
 // ---- parameters
@@ -133,23 +109,23 @@ void FlatParameters::initialize(const FirstValue& first_value) {
   // Parameters that were built with storage keep their values.
   std::vector<at::Tensor> own(members_.size());
   for (std::size_t m = 0; is_root && m < members_.size(); ++m) {
-    if (memory::has_storage(tensor(m))) own[m] = memory::raw(tensor(m)).clone();
+    if (memory::has_storage(member(m))) own[m] = memory::raw(member(m)).clone();
   }
   {
     const Charge charge(Category::kParameters);
-    full_ = at::zeros({layout_.total()}, tensor(0).options().requires_grad(false));
+    full_ = at::zeros({layout_.total()}, member(0).options().requires_grad(false));
   }
-  shard_ = my_shard_of(full_);
+  shard_ = shard_of(full_);
   parameters_ = Parameters::kWhole;
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const at::Storage before = tensor(m).storage();
-    memory::place(tensor(m), full_, layout_.offset(m));
+    const at::Storage before = member(m).storage();
+    memory::place(member(m), full_, layout_.offset(m));
     memory::abandon(before, fmt::format("this tensor shares the memory that parameter '{}' had "
                                         "before a strategy took the model: clone() it before "
                                         "that, or read the parameter itself",
                                         list_.parameters[members_[m]].name));
     if (!is_root) continue;
-    at::Tensor out = memory::raw(tensor(m));
+    at::Tensor out = memory::raw(member(m));
     own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(members_[m], out);
   }
   // From group to group once, then inside each.
@@ -165,28 +141,28 @@ void FlatParameters::initialize(const FirstValue& first_value) {
 void FlatParameters::keep_shard_only() {
   const Charge charge(Category::kParameters);
   shard_ = shard_.clone();
-  rests_elsewhere_ = parameter_transfer_->takes(shard_);
+  rests_elsewhere_ = transfer_->takes(shard_);
   memory::release_storage(full_, read_too_early_);
   parameters_ = Parameters::kSharded;
-  own_members_.resize(members_.size());
+  in_shard_.resize(members_.size());
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
-    memory::separate_storage(tensor(m));
-    own_members_[m] = memory::raw(tensor(m));
+    memory::separate_storage(member(m));
+    in_shard_[m] = memory::raw(member(m));
   }
-  hide_own_members();
+  hide_in_shard();
 }
 
 void FlatParameters::choose_updated() {
   updated_.assign(members_.size(), {});
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (options_.sharded == Sharded::kNothing) {
-      updated_[m] = {tensor(m), 0};
+      updated_[m] = {member(m), 0};
       continue;
     }
     // A frozen parameter is sharded like the others, but not updated.
-    const at::Tensor mine = mine_of_shard(shard_, m);
-    if (trainable_ && mine.numel() > 0) updated_[m] = {mine, my_range(m).begin};
+    const at::Tensor mine = part_of(shard_, m);
+    if (trainable_ && mine.numel() > 0) updated_[m] = {mine, range(m).begin};
   }
 }
 
@@ -194,11 +170,11 @@ void FlatParameters::start_gather() {
   if (parameters_ != Parameters::kSharded) return;
   if (layout_.world_size() == 1 && !rests_elsewhere_) {
     parameters_ = Parameters::kWhole;  // the shard is everything
-    show_own_members();
+    show_in_shard();
     return;
   }
   pool_->allocate(full_, Category::kParameters);
-  start(*parameter_transfer_);
+  start(*transfer_);
 }
 
 void FlatParameters::gather_exactly() {
@@ -217,10 +193,10 @@ void FlatParameters::start_refresh() {
   // A graph of another engine that has read the parameters knows them by their own version
   // counters, not by the shard's.
   for (std::size_t m = 0; updates_shard && m < members_.size(); ++m) {
-    torch::autograd::impl::bump_version(tensor(m));
+    torch::autograd::impl::bump_version(member(m));
   }
   note_versions();
-  if (updates_shard && !shards_parameters()) start(*parameter_transfer_);
+  if (updates_shard && !shards_parameters()) start(*transfer_);
 }
 
 void FlatParameters::start(ParameterTransfer& transfer) {
@@ -229,8 +205,8 @@ void FlatParameters::start(ParameterTransfer& transfer) {
   const bool copies = shards_parameters() && !transfer.fills_own_part();
   for (std::size_t m = 0; copies && m < members_.size(); ++m) {
     // The part that this rank keeps of a parameter that lies in several shards.
-    if (my_range(m).size > 0 && !uses_shard(m)) {
-      dist::copy_around_cache(mine_of_full(m), mine_of_shard(shard_, m));
+    if (range(m).size > 0 && !uses_shard(m)) {
+      dist::copy_around_cache(part_of_full(m), part_of(shard_, m));
     }
   }
   gathering_ = transfer.gather(full_, shard_);
@@ -240,7 +216,7 @@ void FlatParameters::finish_gather() {
   if (parameters_ != Parameters::kGathering) return;
   gathering_.wait_output();
   parameters_ = Parameters::kWhole;
-  show_own_members();
+  show_in_shard();
   if (!shards_parameters()) note_writes(/*in_scope=*/false);  // while other ranks' values arrived
 }
 
@@ -256,24 +232,24 @@ void FlatParameters::reshard() {
   // The storage object stays and the next gather gives it bytes again, so that what autograd saved
   // of it becomes valid again.
   pool_->release(full_, read_too_early_);
-  hide_own_members();
+  hide_in_shard();
   parameters_ = Parameters::kSharded;
 }
 
 // The optimizer may update the shard at any time. The model shows its bytes only while those of the
 // other ranks are there too, so that a read in the wrong place is an error on all ranks.
-void FlatParameters::show_own_members() {
+void FlatParameters::show_in_shard() {
   for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
-    const at::Tensor& piece = updated_[m].tensor;  // costs less than a new view
-    memory::borrow_storage(own_members_[m], piece.defined() ? piece : mine_of_shard(shard_, m));
+    const bool has_view = updated(m).defined();  // which costs less than a new one
+    memory::borrow_storage(in_shard_[m], has_view ? updated(m) : part_of(shard_, m));
   }
 }
 
-void FlatParameters::hide_own_members() {
+void FlatParameters::hide_in_shard() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
-    memory::release_storage(own_members_[m], unsharded_read(list_, {members_[m]}));
+    memory::release_storage(in_shard_[m], unsharded_read(list_, {members_[m]}));
   }
 }
 
@@ -289,14 +265,14 @@ void FlatParameters::note_versions() {
 // Those of a scope count.
 void FlatParameters::note_writes(bool in_scope) {
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (tensor(m)._version() == versions_[m]) continue;
+    if (member(m)._version() == versions_[m]) continue;
     const std::string& name = list_.parameters[members_[m]].name;
     if (!in_scope || rounded_) {
       writes_.refuse(name, in_scope ? "where it had rounded values (quantize_parameters)"
                                     : "outside of a scope");
       continue;
     }
-    writes_.add(name, tensor(m));
+    writes_.add(name, member(m));
     // The optimizer sees it there; at stage 0 it has the parameter itself.
     if (updated_[m].tensor.defined() && options_.sharded != Sharded::kNothing) {
       torch::autograd::impl::bump_version(updated_[m].tensor);
@@ -326,132 +302,25 @@ void FlatParameters::keep_writes() {
 void FlatParameters::keep_shard_of_buffer() {
   if (!shards_parameters()) return;  // the shard is a part of the buffer
   wait_gather();
-  if (rests_elsewhere_) return parameter_transfer_->written(full_);
+  if (rests_elsewhere_) return transfer_->written(full_);
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (my_range(m).size > 0 && !uses_shard(m)) mine_of_shard(shard_, m).copy_(mine_of_full(m));
+    if (range(m).size > 0 && !uses_shard(m)) part_of(shard_, m).copy_(part_of_full(m));
   }
-  if (parameter_transfer_->held_bytes() == 0) return;
-  my_shard_of(full_).copy_(shard_);  // of members that use the shard, the buffer has old values
-  parameter_transfer_->written(full_);
+  if (transfer_->held_bytes() == 0) return;
+  shard_of(full_).copy_(shard_);  // of members that use the shard, the buffer has old values
+  transfer_->written(full_);
 }
 
 Placement FlatParameters::placement(std::size_t m) const {
   return {.updated = updated_[m],
-          .kept = shards_parameters() ? share(m) : ParameterShard{memory::raw(tensor(m))},
-          .saved = updated_[m].tensor.defined() ? updated_[m] : share(m)};
+          .kept = shards_parameters() ? part(m) : ParameterShard{memory::raw(member(m))},
+          .saved = updated_[m].tensor.defined() ? updated_[m] : part(m)};
 }
 
 // Undefined if this rank's shard has nothing of the member.
-ParameterShard FlatParameters::share(std::size_t m) const {
-  const at::Tensor mine = mine_of_shard(shard_, m);
-  return mine.numel() == 0 ? ParameterShard{} : ParameterShard{mine, my_range(m).begin};
-}
-
-// ---- gradients
-
-at::Tensor FlatParameters::gradient_view(std::size_t m) {
-  if (!full_gradient_.defined()) {
-    full_gradient_ =
-        memory::without_storage({layout_.total()}, full_.scalar_type(), full_.device());
-    pool_->allocate(full_gradient_, Category::kGradients);
-    zero_padding();
-  }
-  return view_of(full_gradient_, m);
-}
-
-// Padding is sent with the rest; zeros, so that no sum is computed from old bytes.
-void FlatParameters::zero_padding() {
-  const auto zero = [this](std::int64_t begin, std::int64_t end) {
-    if (begin < end) full_gradient_.narrow(0, begin, end - begin).zero_();
-  };
-  std::int64_t end = 0;
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    zero(end, layout_.offset(m));
-    end = layout_.offset(m) + layout_.size(m);
-  }
-  zero(end, layout_.total());
-}
-
-void FlatParameters::collect(std::size_t m) {
-  at::Tensor& gradient = tensor(m).mutable_grad();
-  if (!gradient.defined()) return;
-  // The layers of zero/nn have written it there already; ordinary autograd has not.
-  if (full_gradient_.defined() && gradient.is_alias_of(full_gradient_) &&
-      gradient.storage_offset() == layout_.offset(m)) {
-    return;
-  }
-  at::Tensor place = gradient_view(m);
-  place.copy_(gradient);
-  gradient = place;
-}
-
-void FlatParameters::start_reduce() {
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    collect(m);
-    if (!tensor(m).grad().defined()) gradient_view(m).zero_();
-  }
-  is_reducing_ = true;
-  const bool in_place = keeps_whole_gradient() || options_.all_reduces;
-  gradient_shard_ = in_place ? my_shard_of(full_gradient_) : gradient_shard_buffer();
-  reducing_ = gradient_transfer_->reduce(full_gradient_, gradient_shard_);
-}
-
-at::Tensor FlatParameters::gradient_shard_buffer() {
-  if (kept_shard_.defined() && !is_held_elsewhere(kept_shard_)) return kept_shard_;
-  const Charge charge(Category::kGradients);
-  at::Tensor buffer = at::empty({layout_.shard()}, full_.options());
-  if (options_.keeps_gradients && updates_any()) kept_shard_ = buffer;
-  return buffer;
-}
-
-void FlatParameters::finish_reduce() {
-  if (!is_reducing_) return;
-  reducing_.wait();
-  is_reducing_ = false;
-  at::Tensor shard = std::exchange(gradient_shard_, at::Tensor());
-  if (options_.sharded == Sharded::kNothing) {
-    for (std::size_t m = 0; m < members_.size(); ++m) {
-      tensor(m).mutable_grad() = view_of(full_gradient_, m);
-    }
-    // The averages remain as views. The next micro-batch gets a buffer of its own.
-    if (options_.adds_averages) full_gradient_.reset();
-    return;
-  }
-  if (!keeps_whole_gradient()) {
-    if (options_.all_reduces) {
-      const Charge charge(Category::kGradients);
-      shard = shard.clone();
-    }
-    drop_full_gradient();
-  }
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    // The optimizer holds these tensors since shard_optimizer().
-    if (updated_[m].tensor.defined()) {
-      updated_[m].tensor.mutable_grad() = mine_of_shard(shard, m);
-    }
-  }
-  if (gradient_transfer_->has_rest()) rest_ = gradient_transfer_->reduce_rest(shard);
-}
-
-void FlatParameters::drop_full_gradient() {
-  for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
-  if (full_gradient_.defined()) pool_->release(full_gradient_);
-  full_gradient_.reset();
-}
-
-void FlatParameters::drop_gradients() {
-  finish_reduce();
-  finish_rest();
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    tensor(m).mutable_grad().reset();
-    if (updated_[m].tensor.defined()) updated_[m].tensor.mutable_grad().reset();
-  }
-  const auto drop = [this](at::Tensor& buffer, bool is_average) {
-    const bool keeps = is_average && options_.keeps_gradients;
-    if (buffer.defined() && (!keeps || is_held_elsewhere(buffer))) buffer.reset();
-  };
-  drop(full_gradient_, keeps_whole_gradient() && !options_.adds_averages);
-  drop(kept_shard_, true);
+ParameterShard FlatParameters::part(std::size_t m) const {
+  const at::Tensor mine = part_of(shard_, m);
+  return mine.numel() == 0 ? ParameterShard{} : ParameterShard{mine, range(m).begin};
 }
 
 }  // namespace zero::train

@@ -6,7 +6,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_unit.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/train/flat/flat_parameters.hpp>
+#include <zero/train/flat/flat_gradients.hpp>
 
 namespace zero::train {
 namespace {
@@ -25,6 +25,7 @@ struct OneBuffer {
     flat = std::make_unique<FlatParameters>(list, std::vector<std::size_t>{0}, options,
                                             communicator, pool);
     flat->initialize({});
+    gradients = std::make_unique<FlatGradients>(*flat, communicator, pool);
   }
 
   testing::TestUnit unit;
@@ -32,6 +33,7 @@ struct OneBuffer {
   nn::ParameterList list;
   memory::StoragePool pool;
   std::unique_ptr<FlatParameters> flat;
+  std::unique_ptr<FlatGradients> gradients;
 };
 
 constexpr Sharded kAllStages[] = {Sharded::kNothing, Sharded::kOptimizer, Sharded::kGradients,
@@ -63,10 +65,10 @@ TEST(FlatParameters, OneElementOfAShardIsAPartLikeOthers) {
       flat.keep_writes();
       flat.reshard();
       EXPECT_TRUE(at::equal(whole(), first + 1));
-      flat.gradient_view(0).fill_(3);
-      buffer.weight.mutable_grad() = flat.gradient_view(0);
-      flat.start_reduce();
-      flat.finish_reduce();
+      buffer.gradients->view(0).fill_(3);
+      buffer.weight.mutable_grad() = buffer.gradients->view(0);
+      buffer.gradients->start_reduce();
+      buffer.gradients->finish_reduce();
       EXPECT_TRUE(
           at::equal(flat.placement(0).updated.tensor.grad(), at::full({mine}, 3., at::kDouble)));
     }
@@ -80,14 +82,14 @@ TEST(FlatParameters, AnAverageStaysWhileTheNextMicroBatchIsWritten) {
       FlatParameters& flat = *buffer.flat;
       flat.start_gather();
       flat.wait_gather();
-      flat.gradient_view(0).fill_(3);
-      buffer.weight.mutable_grad() = flat.gradient_view(0);
-      flat.start_reduce();
-      flat.finish_reduce();
+      buffer.gradients->view(0).fill_(3);
+      buffer.weight.mutable_grad() = buffer.gradients->view(0);
+      buffer.gradients->start_reduce();
+      buffer.gradients->finish_reduce();
       // As AveragedGradients takes it.
       const at::Tensor average =
           std::exchange(flat.placement(0).updated.tensor.mutable_grad(), at::Tensor());
-      flat.gradient_view(0).fill_(5);
+      buffer.gradients->view(0).fill_(5);
       EXPECT_TRUE(at::equal(average, at::full_like(average, 3.)));
     }
   });
@@ -99,6 +101,8 @@ TEST(FlatParameters, FrozenOnesSendNoMoreThanTheirGathers) {
       OneBuffer buffer(communicator, {.sharded = sharded}, /*elements=*/65, /*frozen=*/true);
       const bool gathers = sharded == Sharded::kParameters;
       EXPECT_EQ(buffer.flat->sent(/*gathers=*/3).all, gathers ? 3 * buffer.flat->shard_bytes() : 0);
+      EXPECT_EQ(buffer.gradients->sent().all, 0);
+      EXPECT_EQ(buffer.gradients->bytes(), 0);
       EXPECT_TRUE(buffer.flat->updated().empty() || sharded == Sharded::kNothing);
       const dist::Traffic before = communicator.traffic();
       buffer.flat->start_refresh();
