@@ -74,7 +74,7 @@ train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
 }
 
 at::Tensor ShardedDataParallel::forward(const std::function<at::Tensor()>& pass,
-                                        std::int64_t loss_terms) {
+                                        std::optional<std::int64_t> loss_terms) {
   forward_.begin();
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(pass, loss_terms);

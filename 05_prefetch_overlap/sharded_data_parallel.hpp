@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,8 @@ class ShardedDataParallel : public train::Strategy {
                       train::Transfers transfers = {});
 
   using Strategy::forward;
-  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override;
+  at::Tensor forward(const std::function<at::Tensor()>& pass,
+                     std::optional<std::int64_t> loss_terms) override;
   void backward(const at::Tensor& loss) override;
   void finish_backward() override;
   void sync_parameters() override;

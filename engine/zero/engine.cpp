@@ -105,13 +105,14 @@ Engine::~Engine() {
   }
 }
 
-at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
+at::Tensor Engine::forward(const std::function<at::Tensor()>& loss,
+                           std::optional<std::int64_t> loss_terms) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
   verify_outside_of_passes("forward");
-  if (loss_terms < 0) {
+  if (loss_terms && *loss_terms < 0) {
     throw Error(fmt::format("a batch with {} loss terms: give their number, or 0 if it has none",
-                            loss_terms));
+                            *loss_terms));
   }
   begin_forward();
   return strategy_->forward(loss, loss_terms);
@@ -134,7 +135,7 @@ at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
   verify_backward_ended();
   verify_outside_of_passes("evaluate");
   begin_forward();
-  return strategy_->forward(predict, /*loss_terms=*/0);
+  return strategy_->forward(predict);
 }
 
 void Engine::on_step(StepCallback callback) {
@@ -182,12 +183,14 @@ void Engine::backward(const at::Tensor& loss) {
   const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
-  const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
+  // Any number does before the first one that has terms: until then nothing counts.
+  const double expected =
+      terms.of_first > 0 ? terms.of_first * static_cast<double>(config_.accumulation_steps) : 1;
   const bool program_may_look =
       is_last && strategy_->placements().group == nullptr && !step_.loss_scale();
   // Which one is the last is decided here and not in forward(), by the order of backward().
   step_.backward(step_.weighted(loss, mine, expected), is_last, program_may_look);
-  // The gradients so far were weighted relative to the terms of the first micro-batch.
+  // The gradients so far were weighted relative to the terms of the first one that has any.
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
@@ -201,12 +204,12 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 // What ranks tell each other before a backward. `mine`: the loss terms of this rank's micro-batch,
-// if it knows them. Returns those of all ranks.
+// if it says them. Returns those of all ranks.
 std::vector<std::optional<double>> Engine::exchange(std::optional<double> mine,
                                                     dist::Statement found) {
   constexpr double kUnknown = -1;  // in the message
   const std::string of_batch =
-      mine ? fmt::format("one of {} loss terms", *mine) : "a loss of its own";
+      mine ? fmt::format("one of {} loss terms", *mine) : "one without a number of loss terms";
   found.topics.push_back(
       {"the micro-batch, which ranks of one tensor or pipeline axis share", of_batch, {"data"}});
   found.numbers = {mine.value_or(kUnknown)};
@@ -221,33 +224,32 @@ std::vector<std::optional<double>> Engine::exchange(std::optional<double> mine,
 Engine::Terms Engine::with_micro_batch(std::optional<double> mine, const dist::Statement& found) {
   const dist::Mesh& mesh = strategy_->mesh();
   const std::vector<std::optional<double>> all = exchange(mine, found);
-  std::vector<int> without_forward;
+  std::vector<int> silent, speak;  // whether they say how many terms theirs has
   double sum = 0;
   for (int rank = 0; rank < mesh.world().size(); ++rank) {
     const std::optional<double> theirs = all[static_cast<std::size_t>(rank)];
-    if (!theirs) without_forward.push_back(mesh.world().world_rank(rank));
+    (theirs ? speak : silent).push_back(mesh.world().world_rank(rank));
     if (mesh.shares(rank, {"pipeline", "tensor"})) sum += theirs.value_or(0);
   }
   Terms terms = terms_;
-  if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
-  if (!terms.stated && sum > 0) {
-    throw Error(
-        fmt::format("micro-batch {} of the step has loss terms (loss_terms of forward()), those "
-                    "before it have none "
-                    "on any rank: set them for all batches, or for none",
-                    micro_batches_ + 1));
+  if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = !speak.empty()};
+  if (!terms.stated && !speak.empty()) {
+    throw Error(fmt::format(
+        "micro-batch {} of the step has loss terms on {} (loss_terms of forward()), those before "
+        "it do not say how many they have: give their number in all batches, where 0 counts "
+        "nothing, or in none",
+        micro_batches_ + 1, dist::ranks_text(speak)));
   }
-  if (terms.stated && !without_forward.empty()) {
+  if (terms.stated && !silent.empty()) {
     throw Error(fmt::format(
         "the loss of micro-batch {} on {} was not computed from what Engine::forward() returned, "
-        "and other losses of the step have loss terms (loss_terms of forward()), so that its "
-        "weight is "
-        "not known: compute all from forward(), or leave loss_terms at 0 in all batches, so that "
-        "micro-batches count alike",
-        micro_batches_ + 1, dist::ranks_text(without_forward)));
+        "or that was not given loss_terms, and other losses of the step have loss terms, so that "
+        "its weight is not known: give forward() their number in all batches, where 0 counts "
+        "nothing, or leave loss_terms out in all, so that micro-batches count alike",
+        micro_batches_ + 1, dist::ranks_text(silent)));
   }
   if (!terms.stated) sum = static_cast<double>(strategy_->communicator().size());
-  if (micro_batches_ == 0) terms.of_first = sum;
+  if (terms.of_first == 0) terms.of_first = sum;
   terms.all += sum;
   return terms;
 }
@@ -272,13 +274,20 @@ void Engine::verify_in_no_step(const char* call) const {
   if (released_) throw Error(fmt::format("{}() after release(): make a new engine", call));
   if (micro_batches_ == 0 && stepped_ && !backward_threw_) return;
   throw Error(fmt::format(
-      "{}() in the middle of a step: call it after a step() that updated, or after give_up_step()",
-      call));
+      "{}() in the middle of a step, after {} of {} micro-batches: call it after a step() that "
+      "updated, or after give_up_step(); batches of 0 loss_terms complete a step that lacks some",
+      call, micro_batches_, config_.accumulation_steps));
 }
 
 train::Step::Losses Engine::losses_of_step() {
   train::Step::Losses losses{
       .values = std::vector<double>(losses_.size()), .terms = loss_terms_, .all_terms = terms_.all};
+  if (terms.all == 0 && micro_batches_ + 1 == config_.accumulation_steps) {
+    throw Error(
+        "all batches of the step have 0 loss terms on all ranks, so that there is nothing to take "
+        "the mean of: leave such a step out by give_up_step(), or leave loss_terms out in all "
+        "batches, so that they count alike");
+  }
   losses.said = checks_.before_update(losses_, losses.values);
   return losses;
 }

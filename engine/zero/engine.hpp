@@ -72,18 +72,20 @@ class Engine {
   ~Engine();
 
   /// The loss that `loss` computes with the model, a mean over `loss_terms` terms of this rank's
-  /// micro-batch; 0: micro-batches count alike.
+  /// micro-batch. One of 0 terms counts nothing. Without their number micro-batches count alike;
+  /// all of a step say it, on all ranks, or none.
   ///
   ///     const at::Tensor loss = engine.forward([&] { return criterion(net->forward(x), y); });
-  at::Tensor forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms = 0);
+  at::Tensor forward(const std::function<at::Tensor()>& loss,
+                     std::optional<std::int64_t> loss_terms = {});
   /// What `predict` computes with the model, without a graph: its predictions, or a loss. Called by
   /// all ranks, between any two other calls. @throws zero::Error on all ranks at stage 3, in place
   /// of a value, if they ran other units or in another order.
   at::Tensor evaluate(const std::function<at::Tensor()>& predict);
 
   /// Runs autograd and averages. The gradient of a step is that of the mean over all loss terms
-  /// (forward()) of its micro-batches on all ranks; micro-batches without loss terms on any rank
-  /// have equal weights. `loss` is what forward() returned, or was computed from it; without loss
+  /// (forward()) of its micro-batches on all ranks; micro-batches that do not say their number have
+  /// equal weights. `loss` is what forward() returned, or was computed from it; without loss
   /// terms it may be a loss of the program's own. Ranks exchange a few numbers.
   ///
   /// From the first backward() of a step to its step(), `.grad` of the parameters is the engine's:
@@ -91,10 +93,10 @@ class Engine {
   /// is the gradient of the step, and may be changed by all ranks alike.
   /// @throws zero::Error on all ranks, before anything has happened, if the step has all its
   /// micro-batches already, if an update came after the forward() of `loss`, if `loss` has no
-  /// gradient, if some micro-batches of the step have loss terms and one has none because it did
-  /// not come from forward() or because no batch before had any, if ranks train different
-  /// parameters, or if since the first backward() of the step a program has set `.grad` or
-  /// requires_grad of a parameter on any rank.
+  /// gradient, if some micro-batches of the step say how many loss terms they have and others do
+  /// not, or come from no forward(), if all have 0, if ranks train different parameters, or if
+  /// since the first backward() of the step a program has set `.grad` or requires_grad of a
+  /// parameter on any rank.
   void backward(const at::Tensor& loss);
 
   /// After the last micro-batch of a step: clips if configured, updates, and drops the gradients.
@@ -175,9 +177,9 @@ class Engine {
 
   // Loss terms of the micro-batches of a step, on all ranks.
   struct Terms {
-    double of_first = 0;  // weights are relative to it until all are known
+    double of_first = 0;  // of the first that has any; weights are relative to it until the end
     double all = 0;
-    bool stated = true;  // by the batches; otherwise each counts as one
+    bool stated = true;  // by all batches; otherwise each counts as one
   };
   void begin_forward();
   std::vector<std::optional<double>> exchange(std::optional<double> mine, dist::Statement found);

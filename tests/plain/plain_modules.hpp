@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct PlainModule {
   std::shared_ptr<torch::nn::Module> module;
   /// The loss of a micro-batch; draws its data from LibTorch's default generator.
   std::function<at::Tensor()> loss;
-  std::int64_t loss_terms = 0;  ///< of a micro-batch
+  std::optional<std::int64_t> loss_terms = {};  ///< of a micro-batch
 };
 
 /// Makes one; the values of its parameters come from the default generator.

@@ -30,7 +30,8 @@ class Diary final : public train::Strategy {
   explicit Diary(const train::StrategyArguments& arguments) : Strategy(arguments) {
     first_values().broadcast_all();
   }
-  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override {
+  at::Tensor forward(const std::function<at::Tensor()>& pass,
+                     std::optional<std::int64_t> loss_terms) override {
     lines.push_back("forward");
     return Strategy::forward(pass, loss_terms);
   }

@@ -35,7 +35,8 @@ class Noted final : public Strategy {
   using Strategy::Strategy;
 
   using Strategy::forward;
-  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) override {
+  at::Tensor forward(const std::function<at::Tensor()>& pass,
+                     std::optional<std::int64_t> loss_terms) override {
     return noted("forward", [&] { return Strategy::forward(pass, loss_terms); });
   }
   // One collective is hidden: it is in flight while backward runs.

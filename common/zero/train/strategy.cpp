@@ -99,7 +99,8 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
 
 Strategy::~Strategy() = default;
 
-at::Tensor Strategy::forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms) {
+at::Tensor Strategy::forward(const std::function<at::Tensor()>& pass,
+                             std::optional<std::int64_t> loss_terms) {
   held_.verify_not_released();
   held_.verify_storages();
   verify_weights();

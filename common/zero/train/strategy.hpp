@@ -50,10 +50,12 @@ class Strategy {
 
   // A step, in the order of its calls.
 
-  /// What `pass` computes with the model, a loss of `loss_terms` terms; without a graph
-  /// (at::NoGradGuard) predictions, or any tensor. @throws zero::Error on all ranks, at stages that
-  /// gather units, if ranks ran other units or in another order: what was computed is lost then.
-  virtual at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms = 0);
+  /// What `pass` computes with the model, a loss of `loss_terms` terms (none: not said); without a
+  /// graph (at::NoGradGuard) predictions, or any tensor. @throws zero::Error on all ranks, at
+  /// stages that gather units, if ranks ran other units or in another order: what was computed is
+  /// lost then.
+  virtual at::Tensor forward(const std::function<at::Tensor()>& pass,
+                             std::optional<std::int64_t> loss_terms = {});
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
   /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
   /// since; if the weights have changed since one of these, throws zero::Error, before anything has

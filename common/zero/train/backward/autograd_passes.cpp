@@ -56,7 +56,7 @@ auto AutogradPasses::run(const Pass& pass) {
 }
 
 at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
-                                   std::int64_t loss_terms) {
+                                   std::optional<std::int64_t> loss_terms) {
   const Charge charge(Category::kActivations);
   const bool trains = c10::GradMode::is_enabled();
   end_other_pass();

@@ -47,7 +47,8 @@ class AutogradPasses : private nn::UnitHooks {
   const BackwardSchedule& schedule() const { return schedule_; }
 
   /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.
-  at::Tensor forward(const std::function<at::Tensor()>& pass, std::int64_t loss_terms);
+  at::Tensor forward(const std::function<at::Tensor()>& pass,
+                     std::optional<std::int64_t> loss_terms);
   void backward(const at::Tensor& loss, bool reduces);
   /// Call when gradients are dropped: the next backward() begins anew.
   void forget_gradients();

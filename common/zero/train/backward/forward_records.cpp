@@ -8,7 +8,7 @@
 
 namespace zero::train {
 
-void ForwardRecords::add(const at::Tensor& loss, std::int64_t loss_terms) {
+void ForwardRecords::add(const at::Tensor& loss, std::optional<std::int64_t> loss_terms) {
   std::erase_if(records_, [](const auto& record) { return record.expired(); });
   if (!loss.defined() || !loss.grad_fn()) return;
   const auto record =
@@ -44,7 +44,10 @@ std::optional<double> ForwardRecords::loss_terms(const at::Tensor& loss) const {
   const std::vector<Record> records = of(loss);
   if (records.empty()) return std::nullopt;
   double sum = 0;
-  for (const Record& record : records) sum += static_cast<double>(record.loss_terms);
+  for (const Record& record : records) {
+    if (!record.loss_terms) return std::nullopt;
+    sum += static_cast<double>(*record.loss_terms);
+  }
   return sum / static_cast<double>(records.size());
 }
 

@@ -17,19 +17,19 @@ class ForwardRecords {
   struct Record {
     const void* node = nullptr;  // the last operation of the loss; valid as long as the record is
     std::int64_t version = 0;    // of the weights
-    std::int64_t loss_terms = 0;
+    std::optional<std::int64_t> loss_terms = {};  // none: not said
   };
 
   /// `loss` is what a forward returned. Does nothing if it has no graph.
-  void add(const at::Tensor& loss, std::int64_t loss_terms);
+  void add(const at::Tensor& loss, std::optional<std::int64_t> loss_terms);
 
   /// The weights differ from now on from those of all forwards so far.
   void weights_changed() { ++version_; }
   /// A number that is another one after each change; the same on all ranks.
   std::int64_t version() const { return version_; }
 
-  /// Number of loss terms of the forward that `loss` was computed from; the mean if
-  /// there were several, nothing if there was none.
+  /// Number of loss terms of the forward that `loss` was computed from; the mean if there were
+  /// several, nothing if there was none or one of them did not say it.
   std::optional<double> loss_terms(const at::Tensor& loss) const;
 
   /// Throws zero::Error if the weights have changed since one of those forwards.
