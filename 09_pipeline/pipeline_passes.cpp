@@ -179,6 +179,12 @@ void PipelinePasses::verify_strategy() {
   }
   if (!stage_.is_tied()) return;
   const at::Tensor& weight = stage_.shared_weight();
+  if (strategy_.mesh().any(stage_.is_last() && !weight.requires_grad())) {
+    throw Error(
+        "the embedding, which the first and the last stage share, is frozen: leave it trainable, "
+        "or take a model with a head of its own (tie_word_embeddings false), whose embedding may "
+        "be frozen");
+  }
   const bool is_whole = !weight.defined() || memory::has_storage(weight);
   if (strategy_.mesh().any(!is_whole || strategy_.reduces_each())) {
     throw Error(

@@ -274,6 +274,38 @@ TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {
   });
 }
 
+// What is wrong in one stage is an error in the others, which would wait for it.
+TEST(PipelineTraining, WhatCannotBeFrozenIsRefusedByAllRanks) {
+  on_ranks(4, [](dist::Communicator& world) {
+    const ThreeAxes axes(world, 2);
+    const auto train = [&](bool tied, const std::string& frozen, PipelineShape shape = {}) {
+      shape.tied = tied;
+      const auto stage = PipelineRank::stage_on_device(axes, shape);
+      for (const auto& p : stage->named_parameters()) {
+        if (p.key().find(frozen) == 0) p.value().set_requires_grad(false);
+      }
+      nn::SeededValues values(3);
+      const auto strategy = make_strategy(
+          "ddp",
+          {.module = *stage, .mesh = axes.mesh, .optimizer = shape.optimizer, .values = &values});
+      tools::PipelineTrainer trainer(*stage, *strategy, shape.schedule, shape.trainer);
+      return trainer.step(pipeline_batches(shape, axes.data->rank(), 0, 2)).loss;
+    };
+    expect_error([&] { train(true, "model.embed_tokens"); },
+                 {"the embedding, which the first and the last stage share, is frozen"});
+    EXPECT_GT(train(false, "model.embed_tokens"), 0);
+    const std::string first = axes.pipeline->rank() == 0 ? "" : "none of these";
+    expect_error([&] { train(false, first); },
+                 {"parameters of a stage of a pipeline are frozen, 'model.embed_tokens.weight'"});
+    PipelineShape shape;
+    shape.optimizer = [&](const std::vector<at::Tensor>& parameters) {
+      if (axes.pipeline->rank() == 1) throw Error("no optimizer for the last stage");
+      return optim::adamw()(parameters);
+    };
+    expect_error([&] { train(false, "none of these", shape); }, {"no optimizer for the last"});
+  });
+}
+
 // Phase and ranks of the tensor axis; four ranks and two stages.
 using FaultPlace = std::tuple<std::string, int>;
 class PipelineFault : public ::testing::TestWithParam<FaultPlace> {};

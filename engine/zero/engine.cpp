@@ -31,6 +31,13 @@ constexpr const char* kPosition = "position";  // among the notes of a checkpoin
 std::unique_ptr<train::Strategy> strategy_of(train::StrategyArguments arguments,
                                              const EngineConfig& config) {
   const dist::CallScope call(arguments.mesh.world(), "Engine::Engine");
+  if (arguments.mesh.pipeline().size() > 1) {
+    throw Error(fmt::format(
+        "an engine on a mesh of {}: its backward() waits for the stages of all ranks, and a stage "
+        "waits for the gradient of the next one; take make_strategy() with the configuration, and "
+        "PipelinePasses (09_pipeline), which has the schedule of a step",
+        arguments.mesh.text()));
+  }
   return make_strategy(std::move(arguments), config);
 }
 

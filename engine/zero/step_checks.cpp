@@ -4,6 +4,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/step_checks.hpp>
+#include <zero/train/held_model.hpp>
 
 namespace zero {
 
@@ -21,11 +22,18 @@ dist::Statement StepChecks::before_backward(const at::Tensor& loss) const {
 
 // Empty if there is none.
 std::string StepChecks::problem_of_backward(const at::Tensor& loss) const {
+  std::string wrong = train::under_inference_mode("backward() on {ranks}");
+  if (!wrong.empty()) return wrong;
   const std::vector<at::Tensor> now = strategy_.module().parameters();
   if (!std::ranges::equal(now, registered_, [](auto& a, auto& b) { return a.is_same(b); })) {
     return "a layer or parameter of the model was added, replaced or taken out on {ranks} since "
            "the engine was made, which does not train what it has not seen: do that before the "
            "engine is made, or after release(), and make another";
+  }
+  const auto trains = [](const nn::Parameter& p) { return p.tensor.requires_grad(); };
+  if (std::ranges::none_of(strategy_.list().parameters, trains)) {
+    return "backward() on {ranks} of a model whose parameters are all frozen: evaluate() it, or "
+           "unfreeze some on all ranks";
   }
   if (!loss.defined() || !loss.requires_grad() || loss.numel() != 1 || !loss.is_floating_point()) {
     return "backward() of a loss that is not one real number with a gradient on {ranks}: take what "
@@ -56,6 +64,7 @@ dist::Statement StepChecks::before_update(const std::vector<at::Tensor>& losses,
                                           std::vector<double>& values) {
   dist::Statement found{problem_of_gradients(),
                         {{"what was done to gradients between backward() and step()", ""}}};
+  if (found.problem.empty()) found.problem = train::under_inference_mode("step() on {ranks}");
   if (!found.problem.empty()) return found;
   gradients_.show();
   values = strategy_.averaged_gradients().read(losses);

@@ -31,10 +31,14 @@ void StepGradients::show() {
 }
 
 void StepGradients::watch() {
+  std::vector<at::Tensor> gradients;  // both or neither: a tensor may have no version
+  std::vector<std::uint32_t> versions;
   for (const nn::Parameter& p : list_.parameters) {
-    gradients_.push_back(p.tensor.grad());
-    versions_.push_back(p.tensor.grad().defined() ? p.tensor.grad()._version() : 0);
+    gradients.push_back(p.tensor.grad());
+    versions.push_back(p.tensor.grad().defined() ? p.tensor.grad()._version() : 0);
   }
+  gradients_ = std::move(gradients);
+  versions_ = std::move(versions);
 }
 
 void StepGradients::forget() {

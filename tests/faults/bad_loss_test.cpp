@@ -99,16 +99,16 @@ TEST(WrongOrder, ASecondBackwardBeforeTheReductionIsRefused) {
 // A model of two parameters that may be tampered with before it is listed.
 class Pair : public nn::Unit {
  public:
-  Pair(at::Tensor first, at::Tensor second, bool trainable = true) {
-    register_parameter("first", std::move(first), trainable);
-    register_parameter("second", std::move(second), trainable);
+  Pair(at::Tensor first, at::Tensor second) {
+    register_parameter("first", std::move(first));
+    register_parameter("second", std::move(second));
   }
 };
 
 TEST(BadModel, IsRefusedByAll) {
   const at::Tensor both = at::zeros({8}), two = at::zeros({2});
-  const auto pair = [](const at::Tensor& first, const at::Tensor& second, bool trainable = true) {
-    return [=] { return std::make_shared<Pair>(first.clone(), second, trainable); };
+  const auto pair = [](const at::Tensor& first, const at::Tensor& second) {
+    return [=] { return std::make_shared<Pair>(first.clone(), second); };
   };
   using Make = std::function<std::shared_ptr<Pair>()>;
   const std::vector<std::tuple<std::vector<std::string>, Make, std::string>> rows = {
@@ -117,8 +117,6 @@ TEST(BadModel, IsRefusedByAll) {
       {all_modes(),
        [&] { return std::make_shared<Pair>(both.narrow(0, 0, 5), both.narrow(0, 3, 5)); },
        "parameters 'first' and 'second' are two tensors over the same memory"},
-      {all_modes(), pair(at::zeros({3}), two, /*trainable=*/false),
-       "no trainable parameter (2 parameters, none requires a gradient)"},
       // One buffer has one dtype: in double the floats would be averaged with other roundings.
       {{"ddp:flat"},
        pair(at::zeros({3}), two.to(at::kDouble)),

@@ -171,6 +171,10 @@ void Mesh::verify_same_at(const AxisNames& axes, const std::string& what,
     ++rank;
   }
   for (const auto& [of_place, texts] : by_place) expect_same(what, texts);
+  for (const auto& [of_place, texts] : by_place) {
+    const std::string& theirs = texts.front().text;
+    if (theirs.starts_with(kAnError)) throw Error(theirs.substr(kAnError.size()));
+  }
 }
 
 bool Mesh::any(bool mine) const {

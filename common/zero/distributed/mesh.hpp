@@ -88,8 +88,11 @@ class Mesh {
     return place(rank, axes) == place(world_->rank(), axes);
   }
 
+  /// What a text begins with that says what is wrong.
+  static constexpr std::string_view kAnError = "an error: ";
   /// Blocks until all ranks have called it; throws zero::Error on every rank if texts of ranks with
-  /// the same place on `axes` differ, naming `what`, two ranks and their texts.
+  /// the same place on `axes` differ, naming `what`, two ranks and their texts, or if all ranks of
+  /// a place have an error, which it says.
   void verify_same_at(const AxisNames& axes, const std::string& what,
                       const std::string& text) const;
   /// Whether `mine` is true on any rank. Called by all ranks; blocks.

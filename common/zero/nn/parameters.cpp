@@ -102,10 +102,8 @@ class Lister {
 };
 
 ParameterList checked(ParameterList list) {
-  bool trainable = false;
   std::map<const void*, std::string> storages;
   for (const Parameter& p : list.parameters) {
-    trainable = trainable || p.tensor.requires_grad();
     if (p.placement.axis != nullptr && p.placement.axis != list.tensor_axis()) {
       throw Error(fmt::format(
           "parameter '{}' is split over other ranks than those before it: a model has one tensor "
@@ -115,7 +113,8 @@ ParameterList checked(ParameterList list) {
     if (!p.tensor.is_contiguous()) {
       throw Error(
           fmt::format("parameter '{}' is not contiguous (strides {}): collectives would send the "
-                      "wrong elements; register a contiguous tensor",
+                      "wrong elements; register a contiguous() tensor, and give a convolution "
+                      "inputs in channels_last if that is faster",
                       p.name, fmt::join(p.tensor.strides(), ",")));
     }
     const auto [found, is_new] =
@@ -128,11 +127,7 @@ ParameterList checked(ParameterList list) {
                       found->second, p.name));
     }
   }
-  if (!trainable) {
-    throw Error(fmt::format(
-        "the model has no trainable parameter ({} parameters, none requires a gradient)",
-        list.size()));
-  }
+  if (list.size() == 0) throw Error("the model has no parameter that a strategy could hold");
   return list;
 }
 
@@ -233,8 +228,9 @@ void verify_not_held(torch::nn::Module& root) {
     const auto* layer = dynamic_cast<const Layer*>(&module);
     if (holder.empty() && layer != nullptr) holder = layer->holder();
   });
-  for (const at::Tensor& parameter : root.parameters()) {
-    if (holder.empty() && calls_on_gradient_ready(parameter)) holder = "another strategy";
+  for (const auto& parameter : root.named_parameters()) {
+    if (!holder.empty() || !calls_on_gradient_ready(parameter.value())) continue;
+    holder = fmt::format("another strategy, which has parameter '{}'", parameter.key());
   }
   if (holder.empty()) return;
   throw Error(

@@ -1,4 +1,6 @@
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <map>
@@ -25,14 +27,56 @@ void verify_axes(const dist::Mesh& mesh, const nn::ParameterList& list, bool is_
         "others, and a whole model must not have one",
         is_stage ? "the model is a stage" : "the model is whole", mesh.text()));
   }
+  const auto trains = [](const nn::Parameter& p) { return p.tensor.requires_grad(); };
+  if (is_stage && std::ranges::none_of(list.parameters, trains)) {
+    throw Error(
+        fmt::format("all {} parameters of a stage of a pipeline are frozen, '{}' first: leave one "
+                    "of each stage "
+                    "trainable, or train without a pipeline",
+                    list.size(), list.parameters.front().name));
+  }
   if (mesh.data().size() * mesh.tensor().size() * mesh.pipeline().size() != mesh.world().size()) {
     throw Error(fmt::format("a mesh of {}: its axes must be \"data\", \"tensor\" and \"pipeline\"",
                             mesh.text()));
   }
 }
 
+// Throws zero::Error for an embedding that makes sparse gradients of a parameter.
+void verify_dense(const nn::ParameterList& list, const torch::nn::Module& model) {
+  const auto verify = [&](const std::string& path, const auto* embedding) {
+    if (embedding == nullptr || !embedding->options.sparse()) return;
+    const auto found = std::ranges::find_if(list.parameters, [&](const nn::Parameter& p) {
+      return p.tensor.is_same(embedding->weight) && p.tensor.requires_grad();
+    });
+    if (found == list.parameters.end()) return;
+    throw Error(fmt::format(
+        "parameter '{}' would get sparse gradients, which are not averaged: make the embedding "
+        "'{}' "
+        "with sparse(false), or leave the parameter to the program (EngineConfig::ignored)",
+        found->name, path));
+  };
+  model.apply([&](const std::string& path, const torch::nn::Module& module) {
+    verify(path, dynamic_cast<const torch::nn::EmbeddingImpl*>(&module));
+    verify(path, dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module));
+  });
+}
+
+// Throws zero::Error for a tensor of the model that can only be read.
+void verify_not_of_inference(const nn::ParameterList& list, const torch::nn::Module& model) {
+  std::string wrong = under_inference_mode("a strategy is made");
+  const auto check = [&wrong](const char* what, const std::string& name, const at::Tensor& tensor) {
+    if (!wrong.empty() || !tensor.is_inference()) return;
+    wrong = fmt::format("{} '{}' was made under c10::InferenceMode: make the model outside of it",
+                        what, name);
+  };
+  for (const nn::Parameter& p : list.parameters) check("parameter", p.name, p.tensor);
+  for (const auto& buffer : model.named_buffers()) check("buffer", buffer.key(), buffer.value());
+  if (!wrong.empty()) throw Error(wrong);
+}
+
 // Throws zero::Error for what no strategy can train.
 void verify_trainable(const nn::ParameterList& list, const torch::nn::Module& model) {
+  verify_dense(list, model);
   std::map<const void*, std::string> storages;
   for (const nn::Parameter& p : list.parameters) {
     const at::ScalarType type = p.tensor.scalar_type();
@@ -92,6 +136,13 @@ std::vector<const HeldModel*> held;  // all that live; guarded by it
 
 }  // namespace
 
+std::string under_inference_mode(const std::string& call) {
+  if (!c10::InferenceMode::is_enabled()) return "";
+  return call +
+         " under c10::InferenceMode, where tensors are made that can be neither changed nor "
+         "differentiated afterwards: do it outside of that guard";
+}
+
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
                                              std::optional<nn::ModelUnits>& units) {
   std::string wrong;
@@ -99,6 +150,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
     nn::verify_not_held(arguments.module);
     units.emplace(arguments.module, arguments.units);
     nn::ParameterList list = nn::list_parameters(*units, arguments.ignored);
+    verify_not_of_inference(list, arguments.module);
     verify_trainable(list, arguments.module);
     const bool is_stage = units->whole_model() != nullptr;
     verify_axes(arguments.mesh, list, is_stage);
@@ -110,7 +162,8 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
   }
   // A rank whose model is right sends another text in the constructor's comparison, so that all
   // ranks throw.
-  arguments.mesh.verify_same_at({"pipeline"}, kModelOrStrategy, wrong);
+  arguments.mesh.verify_same_at({"pipeline"}, kModelOrStrategy,
+                                std::string(dist::Mesh::kAnError) + wrong);
   throw Error(wrong);
 }
 

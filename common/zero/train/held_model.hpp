@@ -16,6 +16,10 @@ namespace zero::train {
 /// What ranks compare when a strategy is made, for messages.
 inline constexpr const char* kModelOrStrategy = "the model or the strategy";
 
+/// Empty, unless LibTorch is in c10::InferenceMode now: what `call` makes there could be neither
+/// changed nor differentiated afterwards.
+std::string under_inference_mode(const std::string& call);
+
 /// The model as a strategy holds it, from the strategy's constructor to release(). No other
 /// strategy accepts the model in that time, and errors name this one.
 class HeldModel {
@@ -23,9 +27,10 @@ class HeldModel {
   /// Makes the units of a model that no strategy holds, and returns its parameters. Called by all
   /// ranks. Throws zero::Error on all of them if on any rank a strategy holds the model, the rule
   /// for units throws, nn::list_parameters() refuses it, a
-  /// trainable parameter is of another type than float32, float64, bfloat16 and float16, a buffer
-  /// uses the memory of a parameter, or an ignored parameter has no values or is of a stage of a
-  /// pipeline.
+  /// trainable parameter is of another type than float32, float64, bfloat16 and float16 or has
+  /// sparse gradients, a buffer uses the memory of a parameter, a tensor was made in
+  /// c10::InferenceMode, that is on now, an ignored parameter has no values or is of a stage of a
+  /// pipeline, or such a stage trains no parameter.
   static nn::ParameterList free_parameters(const StrategyArguments& arguments,
                                            std::optional<nn::ModelUnits>& units);
 

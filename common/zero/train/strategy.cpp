@@ -92,9 +92,9 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
     }
     return groups;
   });
+  const std::string_view error = dist::is_error(answer) ? dist::Mesh::kAnError : "";
   mesh_.verify_same_at({"pipeline"}, "the optimizer and its parameter groups",
-                       (dist::is_error(answer) ? "an error: " : "") + answer.substr(1));
-  dist::content_of(answer);  // an error is the same on all ranks
+                       std::string(error) + answer.substr(1));
 }
 
 Strategy::~Strategy() = default;

@@ -181,7 +181,14 @@ void AutogradPasses::gradient_ready(std::size_t index) {
   const nn::Unwatched unwatched;
   if (!parameter(index).requires_grad()) return;  // frozen since its forward: it has none
   if (!in_backward_) return drop_foreign_gradient(index);
-  const at::Tensor& gradient = parameter(index).mutable_grad();
+  at::Tensor& gradient = parameter(index).mutable_grad();
+  if (gradient.defined() && !gradient.has_storage()) {
+    gradient.reset();
+    throw Error(fmt::format(
+        "parameter '{}' has a sparse gradient, which is not averaged: look it up without sparse, "
+        "or leave it to the program (EngineConfig::ignored)",
+        list_.parameters[index].name));
+  }
   // Inside autograd a new gradient is charged as an activation: correct that.
   memory::recharge(gradient, Category::kGradients);
   if (gradient.defined()) {
