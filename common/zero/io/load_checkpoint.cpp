@@ -75,8 +75,8 @@ class Loader {
       const auto it = std::ranges::find(theirs, spec.name, &safetensors::Spec::name);
       if (it == theirs.end() || it->dtype == spec.dtype || options.convert_dtype) continue;
       throw Error(
-          fmt::format("'{}' is {} in the checkpoint and {} in the model; it is converted if "
-                      "convert_dtype is set",
+          fmt::format("'{}' is {} in the checkpoint and {} in the model; io::load_checkpoint() "
+                      "converts it with LoadOptions::convert_dtype",
                       spec.name, c10::toString(it->dtype), c10::toString(spec.dtype)));
     }
     const std::string kind = strategy_.optimizer().settings().kind;
@@ -204,7 +204,11 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
                     "all ranks must see the same folder",
                     what, rank, kRecordFile, digests[0], digests[rank]));
   }
-  run_on_all_ranks(ranks, what, [&] { loader.check_files(); });
+  run_on_all_ranks(ranks, what, [&] {
+    const std::string wrong = train::under_inference_mode("it is loaded");
+    if (!wrong.empty()) throw Error(wrong);
+    loader.check_files();
+  });
   run_on_all_ranks(ranks, what, [&] {
     loader.read_headers(options);
     loader.read_states();

@@ -22,6 +22,7 @@
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/random_state.hpp>
+#include <zero/nn/read_watch.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
@@ -273,7 +274,10 @@ at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>&
     const variable_list leaves = as_leaves(inputs, part->require_gradients);
     const std::uint64_t began = at::sequence_number::peek();
     const RandomState before(leaves);
-    const at::Tensor output = body(leaves);
+    const at::Tensor output = [&] {
+      const ReadWatch::Part here;
+      return body(leaves);
+    }();
     if (!(RandomState(leaves) == before)) part->random = before;
     part->parameters = parameters_under(output, leaves, began);
     part->output = output.detach();

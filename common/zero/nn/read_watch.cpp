@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ranges>
+#include <tuple>
 
 #include <zero/base/error.hpp>
 #include <zero/base/scoped_value.hpp>
@@ -16,6 +17,10 @@ namespace zero::nn {
 namespace {
 
 thread_local ReadWatch* active = nullptr;
+// Of the checkpoint whose body runs for the first time, by number, or 0 outside of all; and whether
+// a unit has begun in it.
+thread_local std::int64_t part = 0, parts = 0;
+thread_local bool part_has_unit = false;
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 
@@ -26,6 +31,8 @@ struct ReadWatch::Use {
   std::shared_ptr<Unit> unit;
   bool runs_forward = true;  // else it is of a part that runs again in backward
   OnceInAPass pass = {};
+  std::int64_t part = nn::part;
+  bool follows = std::exchange(part_has_unit, nn::part != 0);  // another unit in one of its parts
 
   void begin_backward() {
     if (pass.first()) pre_backward(unit);
@@ -144,7 +151,7 @@ void ReadWatch::run_forward(const Units& units, const at::RecordFunction& operat
   const auto runs = [this](const Watched* watched) {
     return std::ranges::count(uses_, watched->unit, &Use::unit) > 0;
   };
-  if (std::ranges::all_of(units, runs)) return;
+  if (std::ranges::all_of(units, runs)) return read_on(*uses_.front());
   if (units.size() > 1 && c10::GradMode::is_enabled()) {
     throw Error(fmt::format(
         "{} reads parameters of {} units at once, and in backward only one is whole at a time: put "
@@ -155,6 +162,23 @@ void ReadWatch::run_forward(const Units& units, const at::RecordFunction& operat
   running_ = {};
   for (const Watched* watched : units) begin(watched->unit, /*runs_forward=*/true);
 }
+
+// A checkpoint in which another unit comes first runs that one between the backward of this one
+// outside of it and that within.
+void ReadWatch::read_on(Use& use) {
+  if (use.part == part) return;
+  UnitHooks* const hooks = use.unit->hooks();
+  if (use.follows && hooks != nullptr && c10::GradMode::is_enabled()) hooks->runs_again(*use.unit);
+  use.part = part;
+  use.follows = std::exchange(part_has_unit, part != 0) || use.follows;
+}
+
+ReadWatch::Part::Part() : around_(part, part_has_unit) {
+  part = ++parts;
+  part_has_unit = false;
+}
+
+ReadWatch::Part::~Part() { std::tie(part, part_has_unit) = around_; }
 
 // Nothing announces the backward of a function of the program's own, nor another part of a use
 // after that of another unit. An operation that reads a unit whose backward does not run now begins

@@ -39,6 +39,19 @@ class ReadWatch {
   ReadWatch(const ReadWatch&) = delete;
   ReadWatch& operator=(const ReadWatch&) = delete;
 
+  /// While it lives, a checkpoint's body runs for the first time. In backward it runs again, with a
+  /// backward of its own for each unit in it.
+  class Part {
+   public:
+    Part();
+    ~Part();
+    Part(const Part&) = delete;
+    Part& operator=(const Part&) = delete;
+
+   private:
+    std::pair<std::int64_t, bool> around_;
+  };
+
   /// Runs a forward on this thread and calls hooks in it. What a hook throws leaves this function.
   /// @throws zero::Error in a forward with a graph if one operation reads parameters of two units.
   at::Tensor forward(const std::function<at::Tensor()>& body);
@@ -59,6 +72,7 @@ class ReadWatch {
   Units units_of(c10::ArrayRef<const c10::IValue> inputs) const;
   void add_units_of(const c10::IValue& value, Units& units) const;
   void run_forward(const Units& units, const at::RecordFunction& operation);
+  static void read_on(Use& use);
   void run_in_backward(const Units& units);
   static void pre_backward(const std::shared_ptr<Unit>& unit);
   void begin(const std::shared_ptr<Unit>& unit, bool runs_forward);

@@ -19,7 +19,7 @@ namespace zero::train {
 /// Without it, reading a parameter outside of its unit is an error that names the parameter, if the
 /// stage does not keep it whole: zero::Error inside forward() or backward(), else c10::Error.
 /// Values read here may have a gradient, such as that of a penalty on weights, if they do on all
-/// ranks: the next backward() then keeps the unit whole throughout.
+/// ranks: each backward() until the weights change then keeps the unit whole throughout.
 class UnshardedParameters {
  public:
   UnshardedParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {

@@ -117,7 +117,7 @@ void BackwardSchedule::begin_backward(bool reduces) {
   }
   stop_forwards();  // of a unit that was run by itself and threw
   for (UnitState& unit : unit_state_) {
-    if (unit.is_kept = std::exchange(unit.was_read, false); unit.is_kept) ++unit.holders;
+    if (unit.is_kept = unit.was_read; unit.is_kept) ++unit.holders;
   }
   for (std::size_t u = 0; u < unit_state_.size(); ++u) {
     if (unit_state_[u].is_kept) actions_.gather(u, Gather::kOther);

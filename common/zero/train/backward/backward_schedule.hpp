@@ -124,7 +124,7 @@ class BackwardSchedule {
   /// Holds unit `u` whole until release() has been called as often, gathered by the caller.
   void hold(std::size_t u);
   /// Notes whether an operation with a gradient has read the unit since hold(): then its gradients
-  /// may come at any time, and the next backward holds it throughout.
+  /// may come at any time, and each backward until forget_reads() holds it throughout.
   void release(std::size_t u);
   bool is_held(std::size_t u) const { return unit_state_[u].holders > 0; }
   /// Whether it is held, or its forward is running.
