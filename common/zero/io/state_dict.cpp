@@ -65,8 +65,16 @@ void put(train::Strategy& strategy, const Source& source) {
     const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) {
       const nn::Parameter& p = list.parameters[i];
-      const at::Tensor values = sent(p.name, p.whole_sizes(), p.tensor.scalar_type());
-      p.tensor.detach().copy_(p.placement.part_of(values));
+      // In float32, of which master weights keep what a parameter of 2 bytes rounds away.
+      const at::ScalarType type = p.tensor.scalar_type();
+      const bool is_half = at::isReducedFloatingType(type);
+      const at::Tensor values = sent(p.name, p.whole_sizes(), is_half ? at::kFloat : type);
+      const at::Tensor mine = p.placement.part_of(values);
+      p.tensor.detach().copy_(mine);
+      const train::ParameterShard& updated = strategy.placement(i).updated;
+      if (!is_half || !updated.tensor.defined() || !p.tensor.requires_grad()) continue;
+      strategy.optimizer().take_exact(
+          updated.tensor, mine.flatten().narrow(0, updated.begin, updated.tensor.numel()));
     }
   }
   for (const auto& [name, buffer] : buffers_of(strategy)) {

@@ -133,6 +133,16 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
     inner_->load_state(slot->held, steps, inner);
   }
 
+  void take_exact(const at::Tensor& parameter, const at::Tensor& values) override {
+    MasterSlot* const slot = slots_.find(parameter);
+    if (slot == nullptr || !is_half(parameter)) return;
+    const memory::Charge charge(memory::Category::kOptimizer);
+    if (!slot->has_master) memory::allocate_storage(slot->held);
+    memory::raw(slot->held).view({-1}).copy_(values);
+    slot->has_master = true;
+    slot->version = MasterSlot::kUnknown;
+  }
+
  private:
   // On a GPU a list of tensors takes hardly more kernels than one tensor, and the host does not
   // wait.

@@ -16,7 +16,8 @@ namespace zero::optim {
 /// weight and two moments, 4 each. All are charged to kOptimizer.
 ///
 /// A master weight is made at the first update from the parameter's value at that time, so a rank
-/// that narrows its optimizer before holds none for parameters of other owners. From then on the
+/// that narrows its optimizer before holds none for parameters of other owners. (io::load_weights()
+/// makes it sooner, from a file's values before they are rounded.) From then on the
 /// parameter follows its master. If the parameter was changed in place since (its version
 /// counter tells), each master element that no longer rounds to its value takes that value.
 /// A value written through data() does not count and is lost at the next step.

@@ -114,6 +114,10 @@ class Optimizer {
   virtual void load_state(const at::Tensor& parameter, std::int64_t steps,
                           const std::map<std::string, at::Tensor>& states);
 
+  /// `values`, flat, are those of a parameter that it holds before they were rounded to its type:
+  /// what it keeps in a wider type (with_master_weights()) becomes them. Others do nothing.
+  virtual void take_exact(const at::Tensor& /*parameter*/, const at::Tensor& /*values*/) {}
+
   /// Sets the learning rate of every parameter group, from the next step on. Throws zero::Error if
   /// it is negative or not finite.
   virtual void set_learning_rate(double rate) = 0;
