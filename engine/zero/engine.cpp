@@ -71,6 +71,28 @@ void note_short_sums(const train::Strategy& strategy, std::int64_t micro_batches
                   micro_batches, found->name));
 }
 
+// A checkpoint restores no hyperparameters, so that a run may go on with others. But those of a
+// scheduler that begins anew are others by mistake.
+void note_other_settings(const optim::Optimizer::Settings& saved,
+                         const optim::Optimizer::Settings& mine) {
+  std::string others;
+  for (std::size_t g = 0; g < std::min(saved.groups.size(), mine.groups.size()); ++g) {
+    for (const auto& [name, value] : saved.groups[g]) {
+      const auto now = mine.groups[g].find(name);
+      if (now == mine.groups[g].end() || now->second == value) continue;
+      others += fmt::format("{} {} of group {} (now {}), ", name, value, g, now->second);
+    }
+  }
+  if (saved.groups.size() != mine.groups.size()) {
+    others += fmt::format("{} groups (now {}), ", saved.groups.size(), mine.groups.size());
+  }
+  if (others.empty()) return;
+  log_error(
+      fmt::format("note: the checkpoint was saved with {}and load() leaves those of this run: "
+                  "set what should go on, such as the rate of a scheduler",
+                  others));
+}
+
 }  // namespace
 
 Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
@@ -414,6 +436,9 @@ bool Engine::load(const std::filesystem::path& folder) {
   });
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   step_.resume_after(info.step);
+  if (strategy_->mesh().world().rank() == 0) {
+    note_other_settings(info.optimizer, strategy_->optimizer().settings());
+  }
   const auto position = info.notes.find(kPosition);
   position_ = position == info.notes.end() ? "" : position->second;
   step_.loss_scale() = scale;
