@@ -29,6 +29,8 @@ constexpr Names kLaunchers[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     // Last: mpiexec starts its own processes by it. It has no plain number of a node's tasks.
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},
@@ -124,6 +126,12 @@ std::optional<RankEnvironment> rank_environment() {
     if (variable(names.rank) != nullptr || variable(names.world_size) != nullptr) {
       found.push_back(&names);
     }
+  }
+  if (found.empty() && variable("PMIX_RANK") != nullptr) {
+    throw Error(fmt::format(
+        "PMIX_RANK='{}' says that a launcher started this process among others, and no variable "
+        "says among how many: set RANK and WORLD_SIZE, or unset PMIX_RANK for a run alone",
+        variable("PMIX_RANK")));
   }
   if (found.empty()) return std::nullopt;
   RankEnvironment env = read(*found.front());

@@ -19,14 +19,15 @@ struct RankEnvironment {
   /// How often the launcher has restarted all ranks. Its store still holds the keys of earlier
   /// starts.
   int restarts = 0;
-  std::string launcher;  ///< "torchrun", "Open MPI", "MPICH or Intel MPI" or "Slurm"
+  std::string launcher;  ///< "torchrun", "Open MPI", "MVAPICH", "MPICH or Intel MPI", "Slurm"
   std::string said_by;   ///< the variables with rank and world_size: "RANK and WORLD_SIZE"
 };
 
-/// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …), MPICH
-/// and Intel MPI (PMI_RANK, …) or Slurm (SLURM_PROCID, …), in this order; if there are those of
-/// several, a line on rank 0 says which count. Returns nothing if none of them is set; throws
-/// zero::Error that names the variable if some are missing or invalid.
+/// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …),
+/// MVAPICH (MV2_COMM_WORLD_RANK, …), MPICH and Intel MPI (PMI_RANK, …) or Slurm (SLURM_PROCID, …),
+/// in this order; if there are those of several, a line on rank 0 says which count. Returns nothing
+/// if none of them is set; throws zero::Error that names the variable if some are missing or
+/// invalid, or if there is PMIX_RANK alone.
 ///
 /// Slurm, and who sets RANK and WORLD_SIZE by hand, names no number of ranks on this machine: it is
 /// the world size if MASTER_ADDR is a loopback address or not set, else 1.

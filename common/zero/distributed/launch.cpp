@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -70,8 +71,54 @@ struct Child {
   int pid_descriptor = -1;
   SharedFile result;
   SharedFile output;
-  bool running = false;
+  std::atomic<bool> running = false;  // a handler of a signal reads it
   RankExit exit;
+};
+
+// While it lives, a SIGTERM to this process goes on to its ranks, and to the handler that the
+// program has set. (Ctrl-C in a terminal reaches all by itself.)
+class PassesOnSigterm {
+ public:
+  explicit PassesOnSigterm(const std::vector<Child>& ranks) : ranks_(ranks) {
+    ::sigaction(SIGTERM, nullptr, &before_);
+    PassesOnSigterm* none = nullptr;  // another thread may start ranks as well
+    if (before_.sa_handler == SIG_IGN || !active.compare_exchange_strong(none, this)) return;
+    struct sigaction action = {};
+    action.sa_sigaction = &pass_on;
+    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    ::sigaction(SIGTERM, &action, nullptr);
+  }
+  ~PassesOnSigterm() { stop(); }
+  PassesOnSigterm(const PassesOnSigterm&) = delete;
+  PassesOnSigterm& operator=(const PassesOnSigterm&) = delete;
+
+  /// A rank calls it first: it has none of its own.
+  void stop() {
+    if (active.load() != this) return;
+    ::sigaction(SIGTERM, &before_, nullptr);
+    active = nullptr;
+  }
+
+ private:
+  static void pass_on(int signal, siginfo_t* info, void* context) {
+    const int error = errno;
+    if (const PassesOnSigterm* const all = active.load()) {
+      for (const Child& rank : all->ranks_) {
+        if (rank.running) ::kill(rank.pid, signal);
+      }
+      const struct sigaction& before = all->before_;
+      if ((before.sa_flags & SA_SIGINFO) != 0) {
+        before.sa_sigaction(signal, info, context);
+      } else if (before.sa_handler != SIG_DFL) {
+        before.sa_handler(signal);
+      }
+    }
+    errno = error;
+  }
+
+  inline static std::atomic<PassesOnSigterm*> active = nullptr;
+  const std::vector<Child>& ranks_;
+  struct sigaction before_ = {};
 };
 
 int threads_for(const LaunchOptions& options) {
@@ -236,12 +283,16 @@ std::vector<RankExit> run_processes(LaunchOptions options,
   const pid_t parent = ::getpid();
   const bool lost_threads = has_other_threads();
   std::vector<Child> children(static_cast<std::size_t>(options.world_size));
+  PassesOnSigterm signals(children);
   try {
     for (int rank = 0; rank < options.world_size; ++rank) {
       Child& child = children[static_cast<std::size_t>(rank)];
       child.exit.rank = options.first_rank + rank;
       child.pid = ::fork();
-      if (child.pid == 0) run_child(rank, child, options, parent, lost_threads, function);
+      if (child.pid == 0) {
+        signals.stop();
+        run_child(rank, child, options, parent, lost_threads, function);
+      }
       child.running = child.pid > 0;
       if (child.running) {
         child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));

@@ -110,6 +110,40 @@ TEST_P(FailedRanks, AreFailuresWhateverSignalsThereAre) {
   EXPECT_THAT(testing::error_of([&] { check_all_well(exits); }), HasSubstr("rank 1 was killed"));
 }
 
+volatile std::sig_atomic_t terms_heard = 0;
+extern "C" void note_term(int) { terms_heard = terms_heard + 1; }
+
+// As torchrun does it: a rank may save and end well.
+TEST(Terminated, RanksHearOfItAndSoDoesTheProgram) {
+  for (const bool handles : {true, false}) {
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const auto outer = fork_processes(testing::captured(1, std::chrono::seconds(60)), [&](int) {
+      if (handles) std::signal(SIGTERM, &note_term);
+      const auto exits =
+          fork_processes(testing::captured(2, std::chrono::seconds(30)), [&](int rank) {
+            sigset_t term, before;  // it may come before sigsuspend()
+            ::sigemptyset(&term);
+            ::sigaddset(&term, SIGTERM);
+            ::sigprocmask(SIG_BLOCK, &term, &before);
+            EXPECT_EQ(::write(pipe[1], "x", 1), 1);
+            char both[2];
+            if (rank == 0) {
+              for (char& one : both) EXPECT_EQ(::read(pipe[0], &one, 1), 1);
+              ::kill(::getppid(), SIGTERM);
+            }
+            ::sigsuspend(&before);
+            return std::to_string(terms_heard);
+          });
+      return fmt::format("{} {} {}", exits[0].result + exits[1].result,
+                         exits[0].signal + exits[1].signal, terms_heard);
+    });
+    ::close(pipe[0]);
+    ::close(pipe[1]);
+    EXPECT_EQ(outer[0].result, handles ? "11 0 1" : fmt::format(" {} 0", 2 * SIGTERM));
+  }
+}
+
 TEST_P(FailedRanks, AreThoseWhoseEndIsNotKnown) {
   EXPECT_FALSE(RankExit().ok());
   const auto before = std::signal(SIGCHLD, SIG_IGN);
@@ -250,10 +284,13 @@ TEST(Environment, OfEveryLauncherIsUnderstoodAndNonsenseIsNamed) {
         {"MPI_LOCALNRANKS", "2"},
         {"MASTER_ADDR", "192.0.2.1"}},
        "MPICH or Intel MPI 1/4, here 1/2 :29500"},
+      {{{"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "2"}, {"PMI_RANK", "1"}},
+       "MVAPICH 1/2, here 1/2 :29500"},
       {{{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "5"}}, "Slurm 4/5, here 4/5 :29500"}};
   for (const auto& [variables, seen] : known) EXPECT_EQ(environment_as_seen(variables), seen);
   const std::vector<std::pair<Variables, std::string>> nonsense = {
       {{{"WORLD_SIZE", "2"}}, "RANK is not set"},
+      {{{"PMIX_RANK", "1"}}, "PMIX_RANK='1' says that a launcher started this process among"},
       {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK='-1'"},
       {{{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK=''"},
       {{{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE='9999"},
