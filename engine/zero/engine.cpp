@@ -200,7 +200,8 @@ void Engine::backward(const at::Tensor& loss) {
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
         fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
-                    "step() first",
+                    "step() first; two losses of one forward() take one backward() of their sum, "
+                    "backward(main + aux)",
                     micro_batches_ + 1, config_.accumulation_steps));
   }
   const dist::Statement found = checks_.before_backward(loss);

@@ -41,10 +41,11 @@ WeightsFit fit_weights(const std::string& what, const std::vector<Spec>& given,
                        const std::vector<Spec>& model, const WeightsFit& allowed,
                        const std::function<std::string(const std::string&)>& place) {
   WeightsFit fit;
-  std::vector<std::string> problems;
+  std::vector<std::string> problems, surplus;
   // `name` goes to `list` if it may, else it is a problem.
-  const auto sort_in = [&](const std::string& name, const std::vector<std::string>& may,
-                           std::vector<std::string>& list, const std::string& problem) {
+  const auto sort_in = [](const std::string& name, const std::vector<std::string>& may,
+                          std::vector<std::string>& list, std::vector<std::string>& problems,
+                          const std::string& problem) {
     std::ranges::count(may, name) > 0 ? list.push_back(name) : problems.push_back(problem);
   };
   std::map<std::string, Spec> found;
@@ -55,7 +56,7 @@ WeightsFit fit_weights(const std::string& what, const std::vector<Spec>& given,
   for (const Spec& right : model) {
     const auto at = found.find(right.name);
     if (at == found.end()) {
-      sort_in(right.name, allowed.missing, fit.missing,
+      sort_in(right.name, allowed.missing, fit.missing, problems,
               fmt::format("tensor {} is missing; the model has it with the shape {}",
                           shown(right.name), shape_text(right.shape)));
       continue;
@@ -67,15 +68,18 @@ WeightsFit fit_weights(const std::string& what, const std::vector<Spec>& given,
     found.erase(at);
   }
   for (const auto& [name, spec] : found) {
-    sort_in(name, allowed.left_over, fit.left_over,
+    sort_in(name, allowed.left_over, fit.left_over, surplus,
             fmt::format("tensor {}{} is none of the model's", shown(name), place(name)));
   }
-  if (problems.empty()) return fit;
-  constexpr std::size_t kShown = 8;
-  if (problems.size() > kShown) {
-    const std::string more = fmt::format("and {} more", problems.size() - kShown);
-    problems.resize(kShown);
-    problems.push_back(more);
+  if (problems.empty() && surplus.empty()) return fit;
+  // Of both kinds, because a prefix of all names makes two lists.
+  constexpr std::size_t kShown = 4;
+  const std::size_t all = problems.size() + surplus.size();
+  problems.resize(std::min(problems.size(), 2 * kShown - std::min(surplus.size(), kShown)));
+  surplus.resize(std::min(surplus.size(), 2 * kShown - problems.size()));
+  problems.insert(problems.end(), surplus.begin(), surplus.end());
+  if (all > problems.size()) {
+    problems.push_back(fmt::format("and {} more", all - problems.size()));
   }
   throw Error(
       fmt::format("{} are not those of this model:\n  {}", what, fmt::join(problems, "\n  ")));

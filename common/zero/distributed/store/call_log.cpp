@@ -16,7 +16,9 @@ std::string peer_is_late(int peer, std::chrono::milliseconds timeout) {
 
 std::string peer_is_gone(int peer) {
   return fmt::format(
-      "the connection to rank {} is gone; it ended, or left after an error of its own", peer);
+      "the connection to rank {} is gone; it ended, or left after an error of its own (ranks must "
+      "take the same number of batches: one that has none left passes one of 0 loss_terms)",
+      peer);
 }
 
 CallLog::~CallLog() {

@@ -70,6 +70,18 @@ at::Tensor AutogradPasses::forward(const std::function<at::Tensor()>& pass,
   return loss;
 }
 
+// LibTorch's advice to retain the graph is of no use here: units of it are dropped as it runs.
+static void run_graph(const at::Tensor& loss) {
+  try {
+    loss.backward();
+  } catch (const c10::Error& error) {
+    if (error.msg().find("backward through the graph a second time") == std::string::npos) throw;
+    throw Error(
+        "backward() of a loss whose graph an earlier backward() has used up: two losses of one "
+        "forward() take one backward() of their sum, backward(main + aux)");
+  }
+}
+
 void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
   check_hooks();
   end_other_pass();
@@ -80,7 +92,7 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
       const ScopedValue within(in_backward_, true);
       schedule_.begin_backward(reduces);
       // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
-      model_.backward([&] { loss.backward(); });
+      model_.backward([&] { run_graph(loss); });
     });
   }
   has_gradients_ = true;

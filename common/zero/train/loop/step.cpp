@@ -92,7 +92,8 @@ double Step::exchange(Losses losses, bool is_end) {
     if (!std::isfinite(losses.values[m]) && mine.problem.empty()) {
       mine.problem = fmt::format(
           "step {}: the loss is infinite or NaN on {{ranks}}; no rank has changed its weights (a "
-          "lower learning rate or clipping may help)",
+          "mean over no label is NaN: divide the sum by at least 1, and give 0 loss_terms; else a "
+          "lower learning rate or clipping may help; on_nonfinite_gradient is for gradients)",
           number());
     }
   }
