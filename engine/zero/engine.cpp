@@ -281,6 +281,12 @@ Engine::Terms Engine::with_micro_batch(std::optional<double> mine, const dist::S
   if (!terms.stated) sum = static_cast<double>(strategy_->communicator().size());
   if (terms.of_first == 0) terms.of_first = sum;
   terms.all += sum;
+  if (terms.all == 0 && micro_batches_ + 1 == config_.accumulation_steps) {
+    throw Error(
+        "all batches of the step have 0 loss terms on all ranks, so that there is nothing to take "
+        "the mean of: leave such a step out by give_up_step(), or leave loss_terms out in all "
+        "batches, so that they count alike");
+  }
   return terms;
 }
 
@@ -312,12 +318,6 @@ void Engine::verify_in_no_step(const char* call) const {
 train::Step::Losses Engine::losses_of_step() {
   train::Step::Losses losses{
       .values = std::vector<double>(losses_.size()), .terms = loss_terms_, .all_terms = terms_.all};
-  if (terms.all == 0 && micro_batches_ + 1 == config_.accumulation_steps) {
-    throw Error(
-        "all batches of the step have 0 loss terms on all ranks, so that there is nothing to take "
-        "the mean of: leave such a step out by give_up_step(), or leave loss_terms out in all "
-        "batches, so that they count alike");
-  }
   losses.said = checks_.before_update(losses_, losses.values);
   return losses;
 }
@@ -436,10 +436,10 @@ bool Engine::load(const std::filesystem::path& folder) {
     if (scale) scale->resume_from(io::read_checkpoint_info(folder).notes);
   });
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
-  step_.resume_after(info.step);
   if (strategy_->mesh().world().rank() == 0) {
     note_other_settings(info.optimizer, strategy_->optimizer().settings());
   }
+  step_.resume_after(info.step);
   const auto position = info.notes.find(kPosition);
   position_ = position == info.notes.end() ? "" : position->second;
   step_.loss_scale() = scale;

@@ -90,6 +90,8 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
   Source source;
   dist::run_on_all_ranks(ranks, what, [&] {
     strategy.verify_weights();
+    const std::string wrong = train::under_inference_mode("they are loaded");
+    if (!wrong.empty()) throw Error(wrong);
     if (strategy.mesh().pipeline().size() > 1) {
       throw Error("the model is split over a pipeline axis: load a checkpoint instead");
     }
@@ -98,8 +100,6 @@ void load(train::Strategy& strategy, const std::string& what, const std::functio
     fit_weights("these weights", source.specs, specs_of(strategy));
   });
   strategy.change_on_all_ranks(
-    const std::string wrong = train::under_inference_mode("they are loaded");
-    if (!wrong.empty()) throw Error(wrong);
       "some weights are loaded and some are not, load a checkpoint or discard the model",
       [&] { put(strategy, source); });
   strategy.forget_writes();  // all that was written before
