@@ -5,11 +5,8 @@ trace() { ./run timeline "${@:2}" --picture "out/timeline_$1.png"; }
 
 ./run ladder --model smollm2-135m --steps 3 --no-compute-alone --trace out/trace.json \
   --modes ddp,zero1,zero2,zero3,tensor_zero3,engine3
-trace 00 out/trace.ddp.rank0.json
-trace 01 out/trace.{ddp,zero1}.rank0.json
 trace 02 out/trace.{zero1,zero2}.rank0.json
 trace 03 out/trace.{zero2,zero3}.rank0.json
-trace 04 out/trace.{zero3,tensor_zero3}.rank0.json
 trace 05_host out/trace.{tensor_zero3,engine3}.rank0.json
 ./run ladder --model llama-20m --seq-len 256 --steps 2 --no-compute-alone --ranks-per-host 1 --link 100mbit \
   --trace out/link.json --modes tensor_zero3,engine3
