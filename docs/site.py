@@ -65,7 +65,7 @@ class Pages:
         self.names = name_pages()
         self.sources = {}  # the page of each other file or folder that a page links to
         for path, name in list(self.names.items()):
-            self.write(name, self.copy(path, name) + self.navigation(path, name))
+            self.write(name, self.copy(path, name) + self.navigation(path, name) + self.script(path))
         for path, name in self.sources.items():
             self.write(name, self.source(path, name))
         for name, heading, kind in [("course", "Lessons", "lesson_"), ("documents", "Documents", "doc_"),
@@ -130,6 +130,12 @@ class Pages:
         return (f"\n{self.subpages(exercises)}\n"
                 f'<div class="section_buttons">\n\n| Previous | Next |\n|:--|--:|\n| {before} | {after} |\n\n</div>\n')
 
+    def script(self, path):
+        """The part of a page that computes: what a script beside its Markdown file draws. Doxyfile names it."""
+        script = Path(path).with_suffix(".js")
+        return (f'\n@htmlonly[block]\n<div id="{script.stem}"></div>\n<script src="{script.name}"></script>\n'
+                "@endhtmlonly\n" if (ROOT / script).is_file() else "")
+
     def source(self, path, name):
         """A page with the file at `path`, or with the files of that folder."""
         files = [ROOT / path] if (ROOT / path).is_file() else sorted(
@@ -142,10 +148,10 @@ class Pages:
 
 
 def style(output):
-    """The options for doxygen-awesome-css."""
+    """The options for site.css and doxygen-awesome-css."""
     if not AWESOME.is_dir():
         print(f"{AWESOME} is not there: the pages look plain.", file=sys.stderr)
-        return ""
+        return f"HTML_EXTRA_STYLESHEET = {ROOT / 'docs/site.css'}\n"
     header = output / "header.html"
     subprocess.run(["doxygen", "-w", "html", header, output / "footer.html", output / "style.css"], check=True,
                    stdout=subprocess.DEVNULL)
@@ -158,7 +164,7 @@ def style(output):
     # From 1.9.5 on Doxygen has a dark mode of its own, which would mix with that of the style.
     light = tuple(map(int, re.findall(r"\d+", release)[:3])) >= (1, 9, 5)
     return (("HTML_COLORSTYLE = LIGHT\n" if light else "") +
-            f"HTML_HEADER = {header}\nHTML_EXTRA_FILES = {AWESOME / script}\n"
+            f"HTML_HEADER = {header}\nHTML_EXTRA_FILES += {AWESOME / script}\n"
             f"HTML_EXTRA_STYLESHEET = {' '.join(map(str, styles))}\n")
 
 
