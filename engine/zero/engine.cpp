@@ -177,6 +177,36 @@ void Engine::on_step(StepCallback callback) {
   meter_ = measures ? std::make_shared<StepMeter>(*strategy_, std::move(callback)) : nullptr;
 }
 
+void Engine::on_gradients(GradientCallback callback) {
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::on_gradients");
+  verify_in_no_step("on_gradients");
+  if (callback) verify_has_gradients();
+  dist::verify_same(strategy_->mesh().world(), "on_gradients()",
+                    callback ? "a callback" : "no callback");
+  on_gradients_ = std::move(callback);
+}
+
+void Engine::verify_has_gradients() const {
+  if (!strategy_->optimizer().is_offloaded()) return;
+  throw Error(
+      "gradients are not to be had with an offloaded optimizer, which takes them while backward() "
+      "runs: leave out the option offload");
+}
+
+at::Tensor Engine::gradient(const std::string& name) {
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::gradient", name);
+  verify_backward_ended();
+  verify_outside_of_passes("gradient");
+  verify_has_gradients();
+  if (micro_batches_ < config_.accumulation_steps) {
+    throw Error(fmt::format(
+        "gradient('{}') after {} of {} micro-batches: there is an average between the last "
+        "backward() of a step and its step()",
+        name, micro_batches_, config_.accumulation_steps));
+  }
+  return gradients_.whole(*strategy_, name).div_(loss_scale());
+}
+
 std::string Engine::units() const {
   const nn::ParameterList& list = strategy_->list();
   const auto name = [](const nn::UnitInfo& u) { return u.name.empty() ? "(the root)" : u.name; };
@@ -224,6 +254,7 @@ void Engine::backward(const at::Tensor& loss) {
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
+  if (is_last && on_gradients_) gradients_.call(*strategy_, on_gradients_);
   program_may_look ? gradients_.watch() : gradients_.hide();
   losses_.push_back(loss.detach().reshape({}));
   loss_terms_.push_back(mine);
@@ -447,14 +478,16 @@ bool Engine::load(const std::filesystem::path& folder) {
   return true;
 }
 
-void Engine::load_weights(const safetensors::NamedTensors& weights) {
+io::WeightsFit Engine::load_weights(const safetensors::NamedTensors& weights,
+                                    const io::WeightsFit& allowed) {
   verify_in_no_step("load_weights");
-  io::load_weights(*strategy_, weights);
+  return io::load_weights(*strategy_, weights, allowed);
 }
 
-void Engine::load_weights(const std::filesystem::path& path) {
+io::WeightsFit Engine::load_weights(const std::filesystem::path& path,
+                                    const io::WeightsFit& allowed) {
   verify_in_no_step("load_weights");
-  io::load_weights(*strategy_, path);
+  return io::load_weights(*strategy_, path, allowed);
 }
 
 }  // namespace zero

@@ -11,6 +11,7 @@
 #include <zero/distributed/mesh.hpp>
 #include <zero/engine_config.hpp>
 #include <zero/io/save_checkpoint.hpp>
+#include <zero/io/weights_fit.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/model_units.hpp>
 #include <zero/optim/adamw.hpp>
@@ -117,6 +118,20 @@ class Engine {
   /// reductions that another has not.
   void give_up_step();
 
+  /// The averaged gradient of parameter `name`, whole and without the loss scale, between the last
+  /// backward() of a step and its step(); zeros if no batch used it. On a tensor axis it is that of
+  /// what this rank holds. Called by all ranks; blocks, and sends as much as an all-reduce of it.
+  /// @throws zero::Error at another time, if the model has no such trainable parameter, and with an
+  /// optimizer that is offloaded, which has taken the gradients by then.
+  at::Tensor gradient(const std::string& name);
+  /// Calls `callback` at the end of the last backward() of each step, so before clipping, for each
+  /// parameter of which this rank updates something. It may change `gradient` in place: masks,
+  /// noise. It is multiplied by loss_scale(), and zeros if no batch used it. An empty callback ends
+  /// it. Called by all ranks, between steps; throws zero::Error on all of them if only some pass a
+  /// callback, and with an optimizer that is offloaded. What the callback throws on any rank leaves
+  /// backward() on all.
+  void on_gradients(GradientCallback callback);
+
   /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From
   /// then on a step computes the norm. Called by all ranks, between steps; throws zero::Error on
   /// all of them if only some pass a callback. What it throws on any rank leaves step() on all,
@@ -155,9 +170,12 @@ class Engine {
   bool load(const std::filesystem::path& folder);
 
   /// Gives the model these weights, without optimizer states: io::load_weights() of a state dict or
-  /// of a safetensors file. Called by all ranks. Throws as it does, and in the middle of a step.
-  void load_weights(const safetensors::NamedTensors& weights);
-  void load_weights(const std::filesystem::path& path);
+  /// of a safetensors file; `allowed` and what is returned are its. Called by all ranks. Throws as
+  /// it does, and in the middle of a step.
+  io::WeightsFit load_weights(const safetensors::NamedTensors& weights,
+                              const io::WeightsFit& allowed = {});
+  io::WeightsFit load_weights(const std::filesystem::path& path,
+                              const io::WeightsFit& allowed = {});
 
   /// Gives the model back, whole and trained, to the program or another engine; see
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
@@ -189,6 +207,7 @@ class Engine {
   void verify_backward_ended() const;
   void verify_outside_of_passes(const char* call) const;
   train::Step::Losses losses_of_step();
+  void verify_has_gradients() const;
 
   train::Step step_;
   StepGradients gradients_;
@@ -197,7 +216,8 @@ class Engine {
   std::vector<at::Tensor> losses_;    // of this step's micro-batches
   std::vector<double> loss_terms_;    // the same, of this rank
   std::shared_ptr<StepMeter> meter_;  // on_step()
-  std::int64_t micro_batches_ = 0;    // of this step, whose backward has run
+  GradientCallback on_gradients_;
+  std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   Terms terms_;
   bool stepped_ = true;
   bool in_callback_ = false;  // of on_step()

@@ -1,7 +1,12 @@
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
+#include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/step_gradients.hpp>
 #include <zero/train/unsharded_read.hpp>
@@ -28,6 +33,42 @@ void StepGradients::show() {
     list_.parameters[i].tensor.mutable_grad() = std::move(gradients_[i]);
   }
   gradients_.clear();
+}
+
+void StepGradients::call(train::Strategy& strategy, const GradientCallback& callback) {
+  dist::run_on_all_ranks(strategy.mesh().world(), "the callback of on_gradients()", [&] {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+      const train::ParameterShard& mine = strategy.placement(i).updated;
+      if (!mine.tensor.defined() || !mine.tensor.grad().defined()) continue;
+      callback(strategy.list().parameters[i].name, mine.tensor.grad(), mine.begin);
+    }
+  });
+  strategy.averaged_gradients().changed();
+}
+
+at::Tensor StepGradients::whole(train::Strategy& strategy, const std::string& name) {
+  const auto found = std::ranges::find_if(list_.parameters, [&](const nn::Parameter& p) {
+    return p.name == name && p.tensor.requires_grad();
+  });
+  if (found == list_.parameters.end()) {
+    throw Error(fmt::format("the model has no trainable parameter '{}'", name));
+  }
+  // Each element comes from the one rank of the group that updates it; the others add zeros.
+  const at::Tensor whole =
+      at::zeros({found->tensor.numel()}, found->tensor.options().requires_grad(false));
+  const train::ParameterShard& mine =
+      strategy.placement(static_cast<std::size_t>(found - list_.parameters.begin())).updated;
+  const bool hidden = versions_.empty();  // at stage 0 that of the parameter itself
+  show();
+  if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+    whole.narrow(0, mine.begin, mine.tensor.numel()).copy_(mine.tensor.grad().flatten());
+  }
+  if (hidden) hide();
+  if (dist::Communicator* const group = strategy.placements().group) {
+    group->all_reduce(whole, dist::Purpose::kParameter, {dist::ReduceOp::kSum}).wait();
+  }
+  return whole.view(found->tensor.sizes());
 }
 
 void StepGradients::watch() {

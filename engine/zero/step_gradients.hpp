@@ -4,12 +4,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <zero/nn/parameters.hpp>
+#include <zero/train/strategy.hpp>
 
 namespace zero {
+
+/// What this rank has of a parameter's averaged gradient: from element `begin` of the flattened
+/// parameter on.
+using GradientCallback =
+    std::function<void(const std::string& name, const at::Tensor& gradient, std::int64_t begin)>;
 
 /// `.grad` of a model's parameters between the first backward() of a step and its step().
 ///
@@ -21,7 +28,7 @@ namespace zero {
 /// which names the parameter and says what to do. Where `.grad` is the average, a program may
 /// change it, and the changes are watched.
 ///
-/// Acts on this rank alone and sends nothing.
+/// Acts on this rank alone and sends nothing, but for call() and whole().
 class StepGradients {
  public:
   /// `list` must outlive this object.
@@ -34,6 +41,10 @@ class StepGradients {
   void hide();
   /// Restores them to the parameters.
   void show();
+  /// Engine::on_gradients(): calls `callback`, and says that gradients have changed. All ranks.
+  static void call(train::Strategy& strategy, const GradientCallback& callback);
+  /// Engine::gradient(), with the loss scale. All ranks; blocks.
+  at::Tensor whole(train::Strategy& strategy, const std::string& name);
   /// Leaves them where they are, and notes what they are.
   void watch();
   /// Forgets what was hidden or watched. A `.grad` that was hidden is undefined then.

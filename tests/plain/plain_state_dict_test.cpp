@@ -214,7 +214,7 @@ TEST(PlainStateDictCall, OnOneRankOnlyIsAnErrorOnAll) {
       if (communicator.rank() == 0) {
         run.step(0);
       } else {
-        loads ? run.engine.load_weights(dict) : void(io::state_dict(run.engine.strategy()));
+        loads ? void(run.engine.load_weights(dict)) : void(io::state_dict(run.engine.strategy()));
       }
     });
     expect_errors(exits, ::testing::AllOf(HasSubstr(loads ? "io::load_weights" : "io::state_dict"),

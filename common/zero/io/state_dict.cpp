@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <sstream>
 #include <vector>
 
 #include <zero/base/error.hpp>
@@ -46,9 +47,12 @@ Source source_of(const safetensors::Folder& folder) {
   return source;
 }
 
-// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers. All ranks go
-// on to the end if one cannot be read.
-void put(train::Strategy& strategy, const Source& source) {
+// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers, but for
+// those that are `missing`. All ranks go on to the end if one cannot be read.
+void put(train::Strategy& strategy, const Source& source, const std::vector<std::string>& missing) {
+  const auto is_there = [&](const std::string& name) {
+    return std::ranges::find(missing, name) == missing.end();
+  };
   const at::NoGradGuard no_grad;
   const memory::Charge charge(memory::Category::kCommunication);
   dist::Communicator& ranks = strategy.mesh().world();
@@ -65,6 +69,7 @@ void put(train::Strategy& strategy, const Source& source) {
     const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) {
       const nn::Parameter& p = list.parameters[i];
+      if (!is_there(p.name)) continue;
       // In float32, of which master weights keep what a parameter of 2 bytes rounds away.
       const at::ScalarType type = p.tensor.scalar_type();
       const bool is_half = at::isReducedFloatingType(type);
@@ -78,31 +83,51 @@ void put(train::Strategy& strategy, const Source& source) {
     }
   }
   for (const auto& [name, buffer] : buffers_of(strategy)) {
-    buffer.copy_(sent(name, buffer.sizes(), buffer.scalar_type()));
+    if (is_there(name)) buffer.copy_(sent(name, buffer.sizes(), buffer.scalar_type()));
   }
   strategy.passes().weights_changed();
   problem.rethrow();
 }
 
-void load(train::Strategy& strategy, const std::string& what, const std::function<Source()>& open) {
+// For another process: a line for each name, after 'm' if it is missing, else 'l'.
+std::string text_of(const WeightsFit& fit) {
+  std::string text;
+  for (const std::string& name : fit.missing) text += "m" + name + "\n";
+  for (const std::string& name : fit.left_over) text += "l" + name + "\n";
+  return text;
+}
+
+WeightsFit fit_of(const std::string& text) {
+  WeightsFit fit;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    (line[0] == 'm' ? fit.missing : fit.left_over).push_back(line.substr(1));
+  }
+  return fit;
+}
+
+WeightsFit load(train::Strategy& strategy, const std::string& what,
+                const std::function<Source()>& open, const WeightsFit& allowed) {
   const dist::CallScope call(strategy.mesh().world(), "io::load_weights");
   dist::Communicator& ranks = strategy.mesh().world();
   Source source;
-  dist::run_on_all_ranks(ranks, what, [&] {
+  const auto said = dist::on_all_ranks(ranks, what, [&]() -> std::string {
     strategy.verify_weights();
     const std::string wrong = train::under_inference_mode("they are loaded");
     if (!wrong.empty()) throw Error(wrong);
     if (strategy.mesh().pipeline().size() > 1) {
       throw Error("the model is split over a pipeline axis: load a checkpoint instead");
     }
-    if (ranks.rank() != 0) return;
+    if (ranks.rank() != 0) return "";
     source = open();
-    fit_weights("these weights", source.specs, specs_of(strategy));
+    return text_of(fit_weights("these weights", source.specs, specs_of(strategy), allowed));
   });
+  const WeightsFit fit = fit_of(said.front());
   strategy.change_on_all_ranks(
       "some weights are loaded and some are not, load a checkpoint or discard the model",
-      [&] { put(strategy, source); });
+      [&] { put(strategy, source, fit.missing); });
   strategy.forget_writes();  // all that was written before
+  return fit;
 }
 
 }  // namespace
@@ -137,13 +162,17 @@ std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strateg
   return shards;
 }
 
-void load_weights(train::Strategy& strategy, const NamedTensors& weights) {
-  load(strategy, "the weights cannot be loaded", [&] { return source_of(weights); });
+WeightsFit load_weights(train::Strategy& strategy, const NamedTensors& weights,
+                        const WeightsFit& allowed) {
+  return load(
+      strategy, "the weights cannot be loaded", [&] { return source_of(weights); }, allowed);
 }
 
-void load_weights(train::Strategy& strategy, const std::filesystem::path& path) {
-  load(strategy, fmt::format("the weights in {} cannot be loaded", path.string()),
-       [&] { return source_of(safetensors::Folder(path)); });
+WeightsFit load_weights(train::Strategy& strategy, const std::filesystem::path& path,
+                        const WeightsFit& allowed) {
+  return load(
+      strategy, fmt::format("the weights in {} cannot be loaded", path.string()),
+      [&] { return source_of(safetensors::Folder(path)); }, allowed);
 }
 
 }  // namespace zero::io

@@ -130,7 +130,7 @@ void AveragedGradients::add_up(bool is_last_micro_batch) {
 void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(mesh_.data().size()), false);
   suspect_ = false;
-  multiplied_ = false;
+  changed_ = false;
   note_change();
   used_.assign(used_.size(), false);  // noted by a backward() that threw
   accumulated_.assign(list_.size(), at::Tensor());
@@ -213,7 +213,12 @@ bool AveragedGradients::has_doubles() const {
 
 void AveragedGradients::multiply(double factor) {
   scale(factor);
-  multiplied_ = true;
+  changed();
+}
+
+void AveragedGradients::changed() {
+  note_change();
+  changed_ = true;
 }
 
 void AveragedGradients::scale(double factor) {
@@ -250,7 +255,7 @@ bool AveragedGradients::must_look() const {
   const bool checked = mesh_.data().checks_gradients() &&
                        (mesh_.tensor().size() == 1 || mesh_.tensor().checks_gradients());
   // Averages that were checked may overflow when they are added to each other.
-  return !checked || adds_averages_ || multiplied_;
+  return !checked || adds_averages_ || changed_;
 }
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {

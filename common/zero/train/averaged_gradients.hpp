@@ -87,6 +87,8 @@ class AveragedGradients {
   float clip(double max_norm);
 
   void multiply(double factor);
+  /// Call after the gradients have been changed in place, on all ranks.
+  void changed();
 
   /// The first gradient that is not finite, if any. Takes no time if all have said that theirs are
   /// finite; else reads every gradient that this rank updates, on its device.
@@ -131,7 +133,7 @@ class AveragedGradients {
   std::vector<bool> sources_;    // by rank: whose gradients were not finite, as seen by this rank
   std::vector<double> squares_;  // their sums, of own(), if read() has read them; else empty
   bool suspect_ = false;         // a sum was not finite
-  bool multiplied_ = false;      // finite gradients may have overflowed since
+  bool changed_ = false;         // finite gradients may have overflowed since
   // Of all ranks, since the gradients have last changed:
   bool finite_ = false;
   std::optional<double> norm_;
