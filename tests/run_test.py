@@ -200,6 +200,10 @@ class SmallPrograms(Script):
     def test_are_run_by_step(self):
         self.expect("step 01", ["--small", "3"], ["3"])
         self.expect("step 02", ["--autograd", "3"], ["3"])
+        (self.repository / "03_zero3").mkdir()
+        (self.repository / "03_zero3" / "units.cpp").touch()
+        make_program(self.repository / "build/release/bin/03_zero3_units", PROGRAM)
+        self.expect("step 03", ["--units", "3"], ["3"])
         (self.repository / "07_zero_plus_plus").mkdir()
         for program in ("hpz", "qgz"):
             (self.repository / "07_zero_plus_plus" / f"{program}.cpp").touch()
@@ -273,6 +277,18 @@ class Exercise(Script):
         self.lines("exercise", "06a", "--solution")
         self.assertEqual(self.lines("exercise", "06a", "--solution"), self.lines("diff", "04", "06")[1:])
         self.assertEqual([line[:3] for line in self.lines("course") if line.startswith("06")], ["06a", "06b"])
+
+    def test_of_the_core_come_first(self):
+        for chapter in ("03_zero3", "04_tensor_sharding", "05_prefetch_overlap"):
+            shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
+        rows = [line.split() for line in self.lines("course")[1:-2]]
+        paths = [row[-1] for row in rows]
+        self.assertEqual(paths, sorted(paths), "core before further")
+        core = [row[0] for row in rows if row[-1] == "core"]
+        self.assertEqual(core, ["00a", "00b", "00c", "01a", "01b", "01c", "02a", "02b", "02c", "02d",
+                                "03a", "03b", "03c", "03f", "03g", "05a"])
+        (self.repository / "01_zero1/README.md").write_text("# 01\n\n*Further.* 30 minutes.\n")
+        self.assertEqual(self.course("01b")[-1], "further", "as the head line of the page says")
 
     def test_00c_begins_with_ranks_that_send_nothing(self):
         self.lines("exercise", "00c", "--reset")

@@ -29,7 +29,7 @@ HELP = """./run exercise ID              make your copy of an exercise, or build
 ./run exercise ID --reset      begin anew; your answer is kept beside it
 ./run exercise ID --solution   show our answer; the first call warns
 
-./run course lists the exercises."""
+./run course lists the exercises, those of the core first."""
 
 
 def say(text):
@@ -75,13 +75,21 @@ class Exercise:
         return (ROOT / self.before[1] / self.solution.name).read_text()
 
     def page(self):
-        """The page to read before: that which task.md names, else the chapter's first. With its first picture."""
+        """The page to read before: that which task.md names, else the chapter's first."""
         named = re.search(r"[\w/]+\.md", self.task)
-        page = self.chapter / (named[0] if named else "README.md")
         if named and "/" in named[0]:
-            page = ROOT / named[0]
-        picture = re.search(r"!\[[^]]*\]\(\.\./(.*)\)", page.read_text())
-        return f"{page.relative_to(ROOT)}" + (f", and its first picture {picture[1]}" if picture else "")
+            return ROOT / named[0]
+        return self.chapter / (named[0] if named else "README.md")
+
+    def page_and_picture(self):
+        picture = re.search(r"!\[[^]]*\]\(\.\./(.*)\)", self.page().read_text())
+        return f"{self.page().relative_to(ROOT)}" + (f", and its first picture {picture[1]}" if picture else "")
+
+    def is_core(self):
+        """Whether the head line of its page says so, and the page's table does not mark the exercise as *further*."""
+        text = self.page().read_text()
+        row = re.search(rf"(?m)^\|.*`\./run exercise {self.id}`.*", text)
+        return text.split("\n\n")[1].startswith("*Core") and not (row and "*further" in row[0])
 
     def begin(self):
         if self.answer.exists():
@@ -93,7 +101,7 @@ class Exercise:
         self.answer.write_text(text)
         self.note(started=time.time())
         say(f"Your copy to work in: {self.answer.relative_to(ROOT)}")
-        say(f"Its page: {self.page()}")
+        say(f"Its page: {self.page_and_picture()}")
 
     def hint(self):
         used = self.state["hints"]
@@ -184,22 +192,27 @@ def all_exercises():
     return [Exercise(file.parent) for file in sorted(ROOT.glob("[0-9]*_*/exercises/*/CMakeLists.txt"))]
 
 
+def core_first():
+    return sorted(all_exercises(), key=lambda exercise: not exercise.is_core())
+
+
 def next_step():
-    for exercise in all_exercises():
+    for exercise in core_first():
         if "done" not in exercise.state:
             return f"Next: ./run exercise {exercise.id}"
     return "You have written ZeRO: all exercises are done."
 
 
 def course():
-    row = "{:<5} {:<44} {:<7} {:<8} {:<8} {}".format
-    print(row("id", "task", "state", "hints", "minutes", "takes about"))
-    for exercise in all_exercises():
+    row = "{:<5} {:<44} {:<7} {:<8} {:<8} {:<21} {}".format
+    print(row("id", "task", "state", "hints", "minutes", "takes about", "path"))
+    for exercise in core_first():
         state = exercise.state
         title, about = re.match(r"# \w+: (.*)\n\nAbout (\d+ minutes, \w+)", exercise.task).groups()
         word = "done" if "done" in state else "begun" if "started" in state else "-"
         minutes = math.ceil((state["done"] - state["started"]) / 60) if "done" in state else ""
-        print(row(exercise.id, title, word, f"{state['hints']} of {len(exercise.hints)}", minutes, about))
+        print(row(exercise.id, title, word, f"{state['hints']} of {len(exercise.hints)}", minutes, about,
+                  "core" if exercise.is_core() else "further"))
     print(f"\n{next_step()}")
 
 
