@@ -87,7 +87,7 @@ class TiedNet : public BatchModel {
     auto generator =
         at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * rank + number));
     const auto ids = [&] { return at::randint(kWords, {4, 5}, generator, at::kLong); };
-    return {.inputs = ids(), .targets = ids()};
+    return {.inputs = ids(), .targets = ids(), .loss_terms = 20};
   }
 
  private:
@@ -401,7 +401,7 @@ class UnitAround : public nn::Unit {
 
 data::Batch inputs_of(int rank, int number, at::ScalarType dtype = at::kFloat) {
   const auto seed = static_cast<std::uint64_t>(100 * rank + number);
-  return {.inputs = random({4, kWidth}, seed, /*gradient=*/false, dtype)};
+  return {.inputs = random({4, kWidth}, seed, /*gradient=*/false, dtype), .loss_terms = 4};
 }
 
 // A loss with more than the output in it, and activations that a program looks at.
