@@ -99,10 +99,16 @@ class PassesOnSigterm {
     active = nullptr;
   }
 
+  /// Whether one has come that would have ended this process.
+  bool ends_process() const {
+    return heard_ && (before_.sa_flags & SA_SIGINFO) == 0 && before_.sa_handler == SIG_DFL;
+  }
+
  private:
   static void pass_on(int signal, siginfo_t* info, void* context) {
     const int error = errno;
-    if (const PassesOnSigterm* const all = active.load()) {
+    if (PassesOnSigterm* const all = active.load()) {
+      all->heard_ = true;
       for (const Child& rank : all->ranks_) {
         if (rank.running) ::kill(rank.pid, signal);
       }
@@ -119,6 +125,7 @@ class PassesOnSigterm {
   inline static std::atomic<PassesOnSigterm*> active = nullptr;
   const std::vector<Child>& ranks_;
   struct sigaction before_ = {};
+  std::atomic<bool> heard_ = false;
 };
 
 int threads_for(const LaunchOptions& options) {
@@ -269,10 +276,11 @@ void verify_is_no_rank(int ranks) {
       ranks, environment->rank, environment->world_size, environment->launcher, ranks));
 }
 
-// Forks the ranks and waits for them.
+// Forks the ranks and waits for them. `terminated`: whether a SIGTERM is to end this process now.
 std::vector<RankExit> run_processes(LaunchOptions options,
                                     const std::function<std::string(int)>& function,
-                                    const std::function<void(const std::string&)>& others_hear) {
+                                    const std::function<void(const std::string&)>& others_hear,
+                                    bool& terminated) {
   if (options.world_size < 1) {
     throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
   }
@@ -307,6 +315,7 @@ std::vector<RankExit> run_processes(LaunchOptions options,
     kill_the_rest(children, started);  // otherwise they would run unwatched
     throw;
   }
+  terminated = signals.ends_process();
   std::vector<RankExit> exits;
   for (Child& child : children) {
     child.exit.result = child.result.read();
@@ -320,13 +329,18 @@ std::vector<RankExit> run_processes(LaunchOptions options,
 
 std::vector<RankExit> fork_processes(const LaunchOptions& options,
                                      const std::function<std::string(int)>& function) {
-  return run_processes(options, function, [](const std::string&) {});
+  bool terminated = false;
+  auto exits = run_processes(
+      options, function, [](const std::string&) {}, terminated);
+  if (terminated) ::raise(SIGTERM);
+  return exits;
 }
 
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
   verify_is_no_rank(options.world_size);
-  const auto meeting = c10::make_intrusive<FolderStore>();
-  return run_processes(
+  auto meeting = c10::make_intrusive<FolderStore>();
+  bool terminated = false;
+  auto exits = run_processes(
       options,
       [&](int rank) {
         const auto communicator =
@@ -339,7 +353,11 @@ std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunct
         } catch (const Error&) {
           // The ranks time out instead, and the launcher still reports the failure.
         }
-      });
+      },
+      terminated);
+  meeting.reset();  // removes the folder
+  if (terminated) ::raise(SIGTERM);
+  return exits;
 }
 
 std::string describe_failures(const std::vector<RankExit>& exits) {

@@ -49,8 +49,8 @@ using RankFunction = std::function<std::string(Communicator&)>;
 /// ended and returns how. They meet in a temporary folder, in memory if there is room (/dev/shm).
 /// Ranks that wait there for a failed rank are told of the failure. If the calling process has
 /// other threads, such as LibTorch's after a large operation, `function` runs in a new thread of
-/// each rank. If the caller dies, its ranks are killed; a SIGTERM to it goes on to them, and the
-/// caller does not end by it, so that ranks may save and end. Throws zero::Error if the caller is a
+/// each rank. If the caller dies, its ranks are killed; a SIGTERM to it goes on to them, so that
+/// they may save, and ends the caller when they have ended, unless it has a handler. Throws zero::Error if the caller is a
 /// rank of torchrun, mpirun or srun itself (rank_environment()), of several.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);
 
