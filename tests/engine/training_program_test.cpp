@@ -177,31 +177,6 @@ TEST_P(TrainingProgram, EvaluatesAtAnyTimeWithTheWeightsOfNow) {
   });
 }
 
-TEST_P(TrainingProgram, ClipsByItselfAtStage0AndElsewhereHearsHow) {
-  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
-    Alone alone(communicator.size(), model);
-    PlainRun run(communicator, model, config, optim::adamw());
-    alone.backward(0);
-    run.backward(0);
-    std::string message;
-    try {
-      torch::nn::utils::clip_grad_norm_(run.made.module->parameters(), 0.01);
-    } catch (const std::exception& error) {
-      message = error.what();
-    }
-    if (config.stage == 0) {
-      EXPECT_EQ(message, "");
-      torch::nn::utils::clip_grad_norm_(alone.parameters, 0.01);
-    } else {
-      EXPECT_THAT(message, ::testing::AllOf(HasSubstr("the gradient of parameter '"),
-                                            HasSubstr("EngineConfig::clip_norm")));
-    }
-    alone.update_weights();
-    EXPECT_TRUE(run.engine.step());  // nothing was damaged
-    EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
-  });
-}
-
 // ---- which parameters are trained, and how
 
 TEST_P(TrainingProgram, HasGroupsByNameWithARateEach) {

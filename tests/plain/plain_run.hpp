@@ -20,12 +20,9 @@
 
 namespace zero::testing {
 
-inline std::unique_ptr<torch::optim::Optimizer> torch_adamw(
-    const std::vector<at::Tensor>& parameters) {
-  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01));
-}
 inline std::unique_ptr<optim::Optimizer> wrapped_adamw(const std::vector<at::Tensor>& parameters) {
-  return optim::wrap(torch_adamw(parameters));
+  return optim::wrap(
+      std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01)));
 }
 
 inline EngineConfig at_stage(int stage) { return {.stage = stage}; }
@@ -105,18 +102,5 @@ struct Alone {
   std::unique_ptr<optim::Optimizer> update;
   double mean_loss = 0;
 };
-
-/// Trains `run`, on one rank, and `alone` without an engine; expects the same weights.
-inline void expect_trains_as_alone(PlainRun& run, const PlainModule& alone, int steps) {
-  const auto optimizer = torch_adamw(alone.module->parameters());
-  for (int number = 0; number < steps; ++number) {
-    run.step(number);
-    at::manual_seed(100 * number);
-    optimizer->zero_grad();
-    alone.loss().backward();
-    optimizer->step();
-  }
-  EXPECT_TRUE(same_bits(run.weights(), alone.module->parameters()));
-}
 
 }  // namespace zero::testing

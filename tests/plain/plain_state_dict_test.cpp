@@ -80,21 +80,6 @@ TEST(PlainStateDictOnRank0, OtherRanksHoldOneUnitMoreThanTheyOwn) {
   });
 }
 
-// Also with the weights of another module, which it takes over.
-TEST(PlainStateDictOnOneRank, TrainsAsAModuleAlone) {
-  on_all_stages(1, [](dist::Communicator& communicator, int stage) {
-    for (const char* name : {"gpt2", "gpt2_of_units"}) {
-      for (const std::uint64_t seed : {7, 99}) {
-        at::manual_seed(seed);
-        const PlainModule alone = plain_case(name).make();
-        PlainRun run(communicator, name, at_stage(stage));
-        if (seed != 7) run.engine.load_weights(tensors_of(*alone.module));
-        expect_trains_as_alone(run, alone, /*steps=*/4);
-      }
-    }
-  });
-}
-
 TEST_P(PlainStateDict, ThatDoesNotFitOrHasNoValuesOnRank0IsRefusedOnAllRanks) {
   const TestFolder folder;
   on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
