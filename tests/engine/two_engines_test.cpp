@@ -3,9 +3,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/softplus.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -13,6 +18,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
@@ -126,28 +132,40 @@ std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
 }
 
 struct Engines {
-  Engines(Gan& gan, dist::Communicator& communicator, int stage)
-      : discriminator(*gan.discriminator, communicator, optim::adamw(), {.stage = stage},
-                      nn::default_units(), &gan.values),
-        generator(*gan.generator, communicator, optim::adamw(), {.stage = stage},
-                  nn::default_units(), &gan.values) {}
+  Engines(Gan& gan, dist::Communicator& communicator, const EngineConfig& config)
+      : discriminator(*gan.discriminator, communicator, optim::adamw(), config, nn::default_units(),
+                      &gan.values),
+        generator(*gan.generator, communicator, optim::adamw(), config, nn::default_units(),
+                  &gan.values) {}
   Engine discriminator;
   Engine generator;
 };
+
+// Every stage, and values of one model that are still on their way when the other reads them.
+std::vector<EngineConfig> two_engine_options() {
+  std::vector<EngineConfig> all = {{.stage = 0}, {.stage = 1}, {.stage = 2}, {.stage = 3}};
+  for (const int stage : {0, 1, 2}) {
+    for (const std::int64_t bucket : {1 << 9, 1 << 20}) {
+      all.push_back({.stage = stage, .bucket_bytes = bucket, .defer_parameter_gather = true});
+    }
+  }
+  return all;
+}
 
 TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const Loop loop : kTwoLoops) {
       const std::vector<at::Tensor> expected = plain_weights(loop, communicator.size());
-      for (const int stage : {0, 1, 2, 3}) {
+      for (const EngineConfig& config : two_engine_options()) {
         Gan gan;
-        Engines engines(gan, communicator, stage);
+        Engines engines(gan, communicator, config);
         const auto engine_of = [&](nn::Mlp& model) -> Engine& {
           return &model == gan.generator.get() ? engines.generator : engines.discriminator;
         };
         play(
             gan, loop, {communicator.rank()},
             [&](nn::Mlp& model, const std::function<at::Tensor()>& loss) {
+              if (config.defer_parameter_gather) engine_of(model).evaluate(loss);
               return engine_of(model).forward(loss);
             },
             [&](nn::Mlp& model, const auto& loss) {
@@ -159,7 +177,7 @@ TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
           weights.push_back(p);
         }
         EXPECT_TRUE(same_bits(weights, expected))
-            << "loop " << static_cast<int>(loop) << ", stage " << stage;
+            << "loop " << static_cast<int>(loop) << ", " << base::text_of(config);
       }
     }
   });
@@ -169,7 +187,7 @@ TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
 TEST_P(TwoEngines, RefuseABackwardThroughAModelWhoseStepIsOpen) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     Gan gan;
-    Engines engines(gan, communicator, stage);
+    Engines engines(gan, communicator, {.stage = stage});
     const int rank = communicator.rank();
     const auto judge = [&] {
       return gan.discriminator->loss_of(Gan::random(rank, 0, 5), Gan::random(rank, 1, 5));
@@ -182,6 +200,37 @@ TEST_P(TwoEngines, RefuseABackwardThroughAModelWhoseStepIsOpen) {
     EXPECT_TRUE(engines.discriminator.step());
     engines.generator.backward(engines.generator.forward(make));
     EXPECT_TRUE(engines.generator.step());
+  });
+}
+
+// As by LibTorch, if the plain critic had been updated in between by its optimizer.
+TEST_P(TwoEngines, RefuseABackwardThroughValuesFromBeforeAnUpdate) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    at::manual_seed(7);
+    torch::nn::Sequential made(torch::nn::Linear(8, 8));
+    torch::nn::Sequential judge(torch::nn::Linear(8, 32), torch::nn::Tanh(),
+                                torch::nn::Linear(32, 1));
+    const auto adamw = wrapped<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+    Engine generator(*made, communicator, adamw, {.stage = stage});
+    Engine critic(*judge, communicator, adamw, {.stage = stage});
+    const at::Tensor z = Gan::random(communicator.rank(), 0, 8);
+    const auto whole = [&] {
+      std::vector<std::unique_ptr<train::UnshardedParameters>> held;
+      for (std::size_t u = 0; u < critic.strategy().list().units.size(); ++u) {
+        held.push_back(std::make_unique<train::UnshardedParameters>(critic.strategy(), u));
+      }
+      return held;
+    };
+    critic.backward(critic.forward([&] { return judge->forward(z).mean(); }));
+    at::Tensor loss;
+    {
+      const auto held = whole();
+      loss = generator.forward([&] { return judge->forward(made->forward(z)).mean(); });
+    }
+    critic.step();
+    const auto held = whole();
+    EXPECT_THROW(generator.backward(loss), c10::Error);
+    generator.give_up_step();
   });
 }
 
