@@ -1,7 +1,7 @@
-// Programs of several steps: loops that call in other orders than forward(), backward() and step()
-// one after the other, what a program does with gradients and parameters in between, and how steps
-// and micro-batches are counted. The measure is the plain module in one process, the trainer, or
-// an engine that is used otherwise. What a program gets wrong is in refusals_test.cpp.
+// What a program does with gradients and parameters between backward() and step(), and how steps
+// and micro-batches are counted. The measure is the plain module in one process, the trainer, or an
+// engine that is used otherwise. Calls in other orders are a matter of tests/fuzz; what a program
+// gets wrong is in refusals_test.cpp.
 
 #include <ATen/ops/allclose.h>
 #include <fmt/format.h>
@@ -11,7 +11,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +22,6 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/random_model.hpp>
 #include <tests/support/same_bits.hpp>
-#include <tests/support/scripted_model.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/thrown_by.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -37,83 +35,19 @@ using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(StepPrograms, 2, 3);
 
-// What a loop does: "f3" runs forward of batch 3, "b3" backward of its loss, "s" calls step(), "g"
-// gives up the step.
-struct CallOrder {
-  const char* calls;
-  int accumulation_steps;
-};
-
-const std::vector<CallOrder> kLoops = {
-    {"f0 b0 s f1 b1 s f2 b2 s", 1},
-    {"f0 b0 f1 s f1 b1 f2 s f2 b2 s", 1},  // forward of the next batch before step()
-    {"f0 f1 b1 s f2 f3 b2 s", 1},          // losses that nobody needs
-    {"f0 f1 b0 s b1 s f2 f3 b2 s b3 s", 2},
-    {"f0 f1 b1 s b0 s f2 f3 b3 s b2 s", 2},
-    {"f0 b0 f1 b1 s f2 b2 f3 b3 s", 2},  // step() only where it updates
-    {"f0 b0 f1 s b1 f2 s f2 b2 s f3 b3 s", 2},
-    {"f0 f1 f2 b0 s b1 s b2 s f3 b3 s f4 f5 b5 s b4 s", 3},
-    {"f5 b5 f0 f1 g b0 s b1 s", 2},  // what is given up does not make a graph old
-};
-
-template <typename Call>
-void play_calls(const CallOrder& loop, const Call& call) {
-  std::istringstream calls(loop.calls);
-  for (std::string word; calls >> word;) {
-    call(word.front(), word.size() > 1 ? std::stoi(word.substr(1)) : 0);
-  }
-}
-
 using Change = std::function<void(const std::vector<at::Tensor>& parameters)>;
 
-// The weights of the plain module after `loop` on the batches of all ranks, with `change` before
-// each update.
-std::vector<at::Tensor> plain_weights(
-    int ranks, const CallOrder& loop, const Change& change = [](const auto&) {}) {
+// The weights of the plain module after a step on the batches of all ranks, with `change` before
+// the update.
+std::vector<at::Tensor> plain_weights(int ranks, const Change& change) {
   const Toy toy = Toy::alone();
   const std::vector<at::Tensor> parameters = parameters_of(*toy.model);
   const auto optimizer = optim::adamw()(parameters);
-  std::map<std::pair<int, int>, at::Tensor> losses;  // by rank and batch
-  std::vector<int> backwards;                        // of this step, in their order
-  play_calls(loop, [&](char what, int batch) {
-    for (int r = 0; what == 'f' && r < ranks; ++r) {
-      losses[{r, batch}] = data::loss_of(*toy.model, toy.batch(r, batch));
-    }
-    if (what == 'b') backwards.push_back(batch);
-    if (what == 'g') backwards.clear();
-    const int count = loop.accumulation_steps;
-    if (what != 's' || backwards.size() < static_cast<std::size_t>(count)) return;
-    average_over_ranks(parameters, ranks, [&](int rank) {
-      for (const int b : std::as_const(backwards)) {
-        (count == 1 ? losses[{rank, b}] : losses[{rank, b}] / count).backward();
-      }
-    });
-    backwards.clear();
-    change(parameters);
-    optimizer->step();
-  });
+  average_over_ranks(parameters, ranks,
+                     [&](int rank) { data::loss_of(*toy.model, toy.batch(rank, 0)).backward(); });
+  change(parameters);
+  optimizer->step();
   return parameters;
-}
-
-TEST_P(StepPrograms, InAnyOrderOfCallsGiveTheBitsOfThePlainModule) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const CallOrder& loop : kLoops) {
-      SCOPED_TRACE(loop.calls);
-      const std::vector<at::Tensor> expected = plain_weights(communicator.size(), loop);
-      for (const int stage : {0, 1, 2, 3}) {
-        EngineRun run(communicator,
-                      {.stage = stage, .accumulation_steps = loop.accumulation_steps});
-        std::map<int, at::Tensor> losses;
-        play_calls(loop, [&](char what, int batch) {
-          if (what == 's') run.engine.step();
-          if (what == 'g') run.engine.give_up_step();
-          if (what == 'f') losses[batch] = run.forward(batch);
-          if (what == 'b') run.engine.backward(losses[batch]);
-        });
-        EXPECT_TRUE(same_bits(run.weights(), expected)) << "stage " << stage;
-      }
-    }
-  });
 }
 
 // What loops of PyTorch do with gradients between backward() and step().
@@ -152,8 +86,7 @@ TEST_P(StepPrograms, AChangeOfGradientsIsThatOfThePlainModuleOrAnErrorAtTheCall)
         EXPECT_EQ(run.engine.step(), !several);
         if (stage == 0 && !scaled && !several) {
           EXPECT_EQ(message, "");
-          EXPECT_TRUE(
-              same_bits(run.weights(), plain_weights(communicator.size(), {"f0 b0 s", 1}, change)));
+          EXPECT_TRUE(same_bits(run.weights(), plain_weights(communicator.size(), change)));
           continue;
         }
         EXPECT_THAT(message,
@@ -192,23 +125,6 @@ TEST_P(StepPrograms, TheStrategyClipsAsStepDoes) {
       EXPECT_TRUE(by_hand.engine.step());
       EXPECT_TRUE(same_bits(by_hand.weights(), clipped.weights()));
     }
-  });
-}
-
-TEST_P(StepPrograms, ThePiecesOfGradientsMayBeChanged) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    EngineRun run(communicator, {.stage = stage});
-    train::Strategy& strategy = run.engine.strategy();
-    run.engine.backward(run.forward(0));
-    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      const at::Tensor mine = strategy.placement(i).updated.tensor;
-      if (mine.defined()) mine.mutable_grad().mul_(0.5);
-    }
-    run.engine.step();
-    const auto expected = plain_weights(communicator.size(), {"f0 b0 s", 1}, [](auto& parameters) {
-      for (const at::Tensor& p : parameters) p.mutable_grad().mul_(0.5);
-    });
-    EXPECT_TRUE(same_bits(run.weights(), expected));
   });
 }
 
@@ -273,22 +189,6 @@ TEST_P(StepPrograms, TheTrainerComparesSettingsOfTorchOptimizersToo) {
         expect_error([&] { trainer.step({toy.batch(communicator.rank(), 0)}); },
                      {"rank 0 has momentum 0.9 in group 0", "rank 1 has momentum 0.8 in group 0"});
       });
-}
-
-// Not even where an evaluation follows, which has no backward.
-TEST_P(StepPrograms, AForwardThatThrowsLeavesNoUnitWhole) {
-  on_modes(GetParam(), stage_3_modes(),
-           [](dist::Communicator& communicator, const std::string& mode) {
-             const memory::Snapshot before = memory::snapshot();
-             ScriptedRun run(communicator, mode);
-             run.step(0);
-             run.model->in_forward = [] { throw Error("stop"); };
-             EXPECT_EQ(error_of([&] { forward_batch(*run.strategy, run.batch(1)); }), "stop");
-             run.model->in_forward = {};
-             const c10::NoGradGuard no_grad;
-             forward_batch(*run.strategy, run.batch(1));
-             EXPECT_EQ(states_since(before).parameters, run.strategy->costs().at_rest.parameters);
-           });
 }
 
 // The program's own backward: its gradients are dropped, and their buffers before the next forward.

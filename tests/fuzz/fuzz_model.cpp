@@ -82,21 +82,12 @@ FuzzModel::FuzzModel(const Program& program) : program_(program), dtype_(dtype_o
 // The parts from `at` to the bracket that closes, or to the end.
 std::vector<FuzzModel::Function> FuzzModel::make_parts(const std::string& letters, std::size_t& at,
                                                        torch::nn::Module& holder) {
-  const std::string odd = "sSMbvkzBu";
+  const std::string odd = "sSMbvkzZBuYX", without_unit = "r!?gpjyhi";
   std::vector<Function> parts;
   for (; at < letters.size() && letters[at] != ')' && letters[at] != ']'; ++at) {
     const char letter = letters[at];
-    if (letter == 'h') continue;
-    if (letter == 'r') {
-      if (!parts.empty()) parts.push_back(parts.back());
-    } else if (letter == '!') {
-      parts.emplace_back([](at::Tensor x) { return x.mul_(0.9); });
-    } else if (letter == '?') {
-      parts.emplace_back([](at::Tensor x) { return x.tanh_(); });
-    } else if (letter == 'g') {
-      const at::Tensor scale =
-          add_parameter(fmt::format("scale{}", scales_++), {}, Initializer::constant(1.1), dtype_);
-      parts.emplace_back([scale](const at::Tensor& x) { return x * scale; });
+    if (without_unit.find(letter) != std::string::npos) {
+      add_part(letter, parts);
     } else {
       const auto unit = std::make_shared<Part>(dtype_);
       holder.register_module(fmt::format("{}", holder.children().size()), unit);
@@ -110,6 +101,36 @@ std::vector<FuzzModel::Function> FuzzModel::make_parts(const std::string& letter
     }
   }
   return parts;
+}
+
+void FuzzModel::add_part(char letter, std::vector<Function>& parts) {
+  if (letter == 'r' && !parts.empty()) parts.push_back(parts.back());
+  if (letter == '!') parts.emplace_back([](at::Tensor x) { return x.mul_(0.9); });
+  if (letter == '?') parts.emplace_back([](at::Tensor x) { return x.tanh_(); });
+  if (letter == 'g') {
+    const at::Tensor scale =
+        add_parameter(fmt::format("scale{}", scales_++), {}, Initializer::constant(1.1), dtype_);
+    parts.emplace_back([scale](const at::Tensor& x) { return x * scale; });
+  }
+  if (letter == 'p' && parts.size() > 1) {
+    const Function one = parts[parts.size() - 2], other = parts.back();
+    parts.resize(parts.size() - 2);
+    parts.emplace_back([=](const at::Tensor& x) { return one(x) * 0.5 + other(x); });
+  }
+  if (letter == 'j') {
+    parts.emplace_back([this](const at::Tensor& x) {
+      own_losses_ = own_losses_ + x.to(at::kFloat).square().mean();
+      return x.detach();
+    });
+  }
+  if (letter == 'y') {
+    parts.emplace_back([](const at::Tensor& x) {
+      if (!x.requires_grad()) return x;
+      x.register_hook([](const at::Tensor& gradient) { return gradient * 1.25; });
+      x.retain_grad();
+      return x;
+    });
+  }
 }
 
 FuzzModel::Function FuzzModel::make_group(char letter, const std::vector<Function>& inner,
@@ -189,6 +210,11 @@ FuzzModel::Function FuzzModel::make_odd_part(char letter, Part& unit) {
       return x;
     });
   }
+  if (letter == 'Z') {
+    const at::Tensor none = unit.add("none", {0, 3});
+    unit.add("frozen", {2, 0}).requires_grad_(false);
+    return unit.as_unit([=](const at::Tensor& x) { return x + none.sum(); });
+  }
   if (letter == 'B') {
     const at::Tensor weight = unit.add("weight", {width}, 1);
     const at::Tensor mean = unit.register_buffer("mean", at::zeros({width}, dtype_));
@@ -204,7 +230,24 @@ FuzzModel::Function FuzzModel::make_odd_part(char letter, Part& unit) {
         [=](const at::Tensor& x) { return x.matmul(weight).narrow(1, width / 2, width); });
   }
   const at::Tensor weight = unit.add("weight", {width, width});
+  if (letter == 'X') {
+    return unit.as_unit([=, this](const at::Tensor& x) {
+      {
+        const auto whole = held(weight);
+        const c10::NoGradGuard no_grad;
+        at::Tensor(weight).clamp_(-0.1, 0.1);
+      }
+      return x + x.matmul(weight).tanh();
+    });
+  }
   const at::Tensor shift = unit.add("shift", {width});
+  if (letter == 'Y') {
+    return unit.as_unit([=, this](const at::Tensor& x) {
+      const at::Tensor y = x.matmul(weight).tanh();
+      own_losses_ = own_losses_ + (x * shift).to(at::kFloat).square().sum();
+      return y;
+    });
+  }
   const auto shifted = [=, this](const at::Tensor& y) { return uses_shifts_ ? y + shift : y * 1; };
   if (letter == 's') {
     return unit.as_unit([=](const at::Tensor& x) { return shifted(x.matmul(weight)); });
@@ -240,17 +283,28 @@ at::Tensor FuzzModel::outputs(const data::Batch& batch) {
   uses_shifts_ = batch.targets.numel() > 0 && batch.targets.view(-1)[0].item<double>() > 0;
   at::Tensor x = batch.inputs.matmul(first_weight_.t());
   first_ = x.tanh();
+  own_losses_ = at::zeros({});
   const std::size_t forward = std::exchange(throw_in_forward_, kNever);
   const std::size_t backward = std::exchange(throw_in_backward_, kNever);
   const auto count = parts_.size() + 1;
   for (std::size_t p = 0; p < count; ++p) {
     if (forward != kNever && p == forward % count) throw std::runtime_error(kThrown);
     if (p < parts_.size()) x = parts_[p](x);
+    after_part();
     if (backward != kNever && p == backward % count) {
       x.register_hook([](const at::Tensor&) { throw std::runtime_error(kThrown); });
     }
   }
-  return x.matmul(last_weight_).sum(1, /*keepdim=*/true);
+  return head(x).sum(1, /*keepdim=*/true);
+}
+
+at::Tensor FuzzModel::head(const at::Tensor& x) const {
+  const bool steps = program_.parts.find('i') != std::string::npos && c10::GradMode::is_enabled();
+  if (!steps) return x.matmul(last_weight_);
+  const auto slope = torch::autograd::grad({x.matmul(last_weight_).square().mean()}, {last_weight_},
+                                           {}, /*retain_graph=*/true,
+                                           /*create_graph=*/true)[0];
+  return x.matmul(last_weight_ - 0.1 * slope);
 }
 
 at::Tensor FuzzModel::loss(const data::Batch& batch) {
@@ -265,7 +319,8 @@ at::Tensor FuzzModel::loss(const data::Batch& batch) {
                                                 /*retain_graph=*/true, /*create_graph=*/true);
       sum = sum + 0.1 * slopes[0].to(wide).square().sum();
     }
-    return sum / static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1));
+    return sum / static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1)) +
+           0.1 * own_losses_;
   });
 }
 

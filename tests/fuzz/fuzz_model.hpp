@@ -26,10 +26,17 @@ namespace zero::testing {
 ///   b    two outputs              v    an output that is a view
 ///   k    reads what the first layer gave
 ///   z    many parameters of few elements, or none
+///   Z    a unit whose parameters have no element
 ///   B    a batch normalisation, which has buffers
 ///   u    a unit that no batch uses
 ///   g    a scalar of the root     h    the last weight is the first
 ///   r    the part before once more
+///   p    the two parts before side by side
+///   j    no gradient goes on, and a loss of what comes before
+///   i    an inner step of the last weight, in a graph of its own (second order within the root)
+///   y    hooks on the output of the part before that scale its gradient, which is kept
+///   Y    a unit with a loss of its own, computed after its output
+///   X    a unit that clamps its weight in its forward
 ///   ! ?  changes the output of the part before in place
 ///   ( )  a unit around parts      [ ]  a checkpoint around parts
 class FuzzModel : public BatchModel {
@@ -44,6 +51,12 @@ class FuzzModel : public BatchModel {
   void throw_in_backward(std::size_t part) { throw_in_backward_ = part; }
   /// The loss has a penalty on the gradient of the prediction by the inputs.
   void set_penalised(bool penalised) { penalised_ = penalised; }
+  /// Called after each part of a forward.
+  std::function<void()> after_part = [] {};
+  /// Makes a weight whole for a write in the forward, while what it returns lives.
+  std::function<std::shared_ptr<void>(const at::Tensor& weight)> held = [](auto&) {
+    return nullptr;
+  };
 
  private:
   using Function = std::function<at::Tensor(const at::Tensor&)>;
@@ -55,7 +68,9 @@ class FuzzModel : public BatchModel {
                       const std::shared_ptr<Part>& unit);
   Function make_layer(char letter, Part& unit);
   Function make_odd_part(char letter, Part& unit);
+  void add_part(char letter, std::vector<Function>& parts);
   at::Tensor outputs(const data::Batch& batch);
+  at::Tensor head(const at::Tensor& x) const;
 
   Program program_;
   at::ScalarType dtype_;
@@ -67,7 +82,7 @@ class FuzzModel : public BatchModel {
   static constexpr std::size_t kNever = static_cast<std::size_t>(-1);
   // Of the forward that runs.
   bool uses_shifts_ = true;
-  at::Tensor ids_, first_;
+  at::Tensor ids_, first_, own_losses_;
 };
 
 /// "float", "double", "bfloat16".

@@ -151,6 +151,18 @@ TEST_P(Fuzz, RandomProgramsHaveTheBitsOfThePlainProgram) {
 
 // What happens to models and loops in practice, and what the fuzzer has found, as small as
 // possible.
+std::vector<std::string> engine_modes() {
+  return {"engine0",
+          "engine1",
+          "engine2",
+          "engine3",
+          "engine1:defer_parameter_gather=true",
+          "engine2:defer_parameter_gather=true",
+          "engine3:lookahead=0:whole_below=100",
+          "engine3:bucket_mib=0.0002:lookahead=2:whole_below=100",
+          "hsdp3:shard_size=1"};
+}
+
 std::vector<Program> programs_of_the_table() {
   return {
       // Parameters are frozen and thawed between steps.
@@ -179,6 +191,8 @@ std::vector<Program> programs_of_the_table() {
       {.parts = "lns", .loop = "mlmlm", .optimizer = "groups"},
       // Buffers are rank 0's at the start, and each rank's own afterwards.
       {.parts = "lB", .loop = "mmnm"},
+      // Or rank 0's before each forward that trains, and in no evaluation.
+      {.parts = "lB(nB)L", .loop = "memjbkmxvVe", .broadcast = true, .modes = engine_modes()},
       // Parameters of two types, clipped in the wider one.
       {.parts = "ldD", .loop = "mmm", .clip = 0.05},
       {.parts = "lnfsg", .loop = "mmm", .dtype = "double", .clip = 0.05},
@@ -191,22 +205,86 @@ std::vector<Program> programs_of_the_table() {
        .loop = "bxbmmmmm",
        .optimizer = "sgd",
        .uneven = true},
-      // Second order: close to the plain program.
+      // Second order: close to the plain program, and refused at stage 3. Within the root, too, it
+      // is like anything else.
       {.width = 2, .parts = "(Lz)", .loop = "QmqQ"},
+      {.parts = "yl(yLy)Y", .loop = "qmQ"},
+      {.parts = "LnEi", .loop = "mmgm", .optimizer = "adam"},
+      // Losses that the program computes by itself, in any way.
+      {.parts = "L(ln)c", .loop = "mbjguem", .optimizer = "adam", .accumulation = 2, .own = true},
+      {.parts = "aMj(L)h", .loop = "mgjdmms", .own = true},
+      // Units side by side, with hooks on their outputs, with losses of their own, or with none of
+      // their gradient going on; a unit that hands on what another gave.
+      {.parts = "lnpL(l)p", .loop = "mmm", .optimizer = "adamw"},
+      {.parts = "lyL(ly)yYj(lY)", .loop = "mmm", .accumulation = 2},
+      {.parts = "(l)((n))r", .loop = "mmm", .dtype = "double"},
+      // Sharpness-aware steps, elements of weights and gradients that the program changes.
+      {.parts = "L(ln)s", .loop = "smcspm", .optimizer = "adamw", .clip = 0.05},
+      {.parts = "aMz", .loop = "pmcpmpp", .optimizer = "rmsprop", .accumulation = 2, .clip = 0.05},
+      // Frozen between forward and backward, or between backward and the update.
+      {.parts = "L(ln)sF", .loop = "fmfmdfm", .optimizer = "adamw"},
+      {.parts = "L(ln)sF", .loop = "fFmdfFm", .optimizer = "adamw", .modes = engine_modes()},
+      // step() only where it updates, and graphs from before a step that was given up.
+      {.parts = "L(ln)S", .loop = "oobovGmoGom", .optimizer = "adamw", .accumulation = 2},
+      {.parts = "aMs", .loop = "GmGm", .optimizer = "adamw"},
+      // Forwards and evaluations between backward and the update.
+      {.parts = "L(ln)sS", .loop = "vmVvmVm", .optimizer = "adamw"},
+      {.parts = "M(ln)S", .loop = "mvvmVV", .accumulation = 2},
+      // Scopes: what is written into whole weights, between steps and micro-batches and before the
+      // update, in place or through data(); one in the middle of a forward.
+      {.parts = "lF(nE)z", .loop = "CmAmTmKmT", .optimizer = "adamw"},
+      {.parts = "lF(nE)w", .loop = "mCmmAmTKmKmA", .optimizer = "adamw", .accumulation = 2},
+      {.parts = "lF(nE)z", .loop = "CmAmTmKmKm", .dtype = "bfloat16", .optimizer = "adamw"},
+      {.parts = "L(ln)l", .loop = "UmUU", .optimizer = "adamw"},
+      {.parts = "lXL", .loop = "mmm", .optimizer = "adamw", .modes = engine_modes()},
+      // Hooks of parameters, set while the engine has the model or before, and removed; of
+      // accumulators; after accumulation; on one rank alone. Also under checkpoints.
+      {.parts = "aMhn", .loop = "hnmmRm", .optimizer = "adamw"},
+      {.parts = "[aM]c", .loop = "mhHmmEmRm", .dtype = "double", .optimizer = "adamw"},
+      {.parts = "aM[l]n", .loop = "Hnmmmdmm", .accumulation = 2},
+      {.parts = "aMhn", .loop = "Pmmm", .optimizer = "adamw"},
+      {.parts = "L(ln)l", .loop = "mLmm", .optimizer = "adamw"},
+      // Ranks whose data has ended.
+      {.parts = "lsL", .loop = "tmttm", .optimizer = "adamw", .accumulation = 2},
+      // Checkpoints, also of another mode's, and of parameters without an element.
+      {.parts = "lzZBw(Fn)h", .loop = "kmmkmnkm", .optimizer = "adamw"},
+      {.parts = "lzZa", .loop = "mkmmkm", .dtype = "bfloat16", .optimizer = "adamw"},
+      // More parameters than collectives can be in flight at once within a host.
+      {.width = 3, .parts = std::string(100, 'z'), .loop = "m"},
   };
 }
-
 TEST_P(Fuzz, ProgramsOfTheTableHaveThemInEveryMode) {
   std::vector<Program> programs = programs_of_the_table();
   for (Program& program : programs) {
     program.ranks = GetParam();
+    if (program.modes.size() > 1) continue;
     program.modes = all_modes();
+    for (const std::string& mode : engine_modes()) program.modes.push_back(mode);
+  }
+  expect_no_failure(programs);
+}
+
+// Groups of two ranks. With copies of the model states sums are those of a tree, so that the first
+// of these modes is close to the plain program, and the others have its bits.
+TEST(FuzzInGroups, ProgramsHaveTheBitsOfTheirChapter00) {
+  const std::vector<std::string> copies = {"hddp:shard_size=2", "hsdp1:shard_size=2",
+                                           "hsdp2:shard_size=2", "hsdp3:shard_size=2"};
+  const std::vector<std::string> secondary = {"hpz:group_size=2", "hpz:group_size=1"};
+  std::vector<Program> programs = {
+      {.parts = "lF(nE)z", .loop = "CmAmTmKmT"},
+      {.parts = "L(ln)s", .loop = "smcspmvm", .clip = 0.05},
+      {.parts = "aMhn", .loop = "hmmRdmxmym", .accumulation = 2},
+  };
+  for (std::size_t i = 0; i < 3; ++i) {
+    programs[i].ranks = 4;
+    programs[i].modes = copies;
+    programs.push_back(programs[i]);
+    programs.back().modes = secondary;
   }
   expect_no_failure(programs);
 }
 
 ZERO_TESTS_ON_RANKS(SlowFuzz, 2, 3);
-
 TEST_P(SlowFuzz, RandomProgramsHaveTheBitsOfThePlainProgram) {
   const std::uint64_t seed = number_of("ZERO_FUZZ_SEED", 1000);
   expect_no_failure(programs(seed, number_of("ZERO_FUZZ_COUNT", 150), GetParam()));
@@ -224,10 +302,10 @@ TEST(FuzzPremises, ProgramsDifferAndHaveEverything) {
     EXPECT_EQ(program_of(program.text()).text(), program.text());
   }
   EXPECT_EQ(texts.size(), 200U);
-  for (const char letter : std::string("lLwWfFnNeEdDaAoOcCsSMbvkzBughr!?()[]")) {
+  for (const char letter : std::string("lLwWfFnNeEdDaAoOcCsSMbvkzBughrpy!?()[]")) {
     EXPECT_NE(parts.find(letter), std::string::npos) << letter;
   }
-  for (const char letter : std::string("mbjeuxygqQwlndt")) {
+  for (const char letter : std::string("mbjeuxygqQwlndtvVsUCTKoG")) {
     EXPECT_NE(loops.find(letter), std::string::npos) << letter;
   }
   for (const std::string& mode : all_modes()) {

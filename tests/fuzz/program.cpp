@@ -11,7 +11,7 @@
 
 namespace zero::testing {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Program, seed, ranks, width, parts, loop, dtype, optimizer,
-                                   accumulation, clip, uneven, modes)
+                                   accumulation, clip, uneven, own, broadcast, modes)
 
 std::string Program::text() const { return nlohmann::json(*this).dump(); }
 
@@ -43,7 +43,7 @@ class Draw {
 // `twice`: only what can be differentiated twice.
 std::string random_parts(Draw& draw, bool twice, int depth) {
   const std::string library = "lwfendcoasMrshC";
-  const std::string ordinary = "LLWFENDOASbvkguzBr";
+  const std::string ordinary = "LLWFENDOASbvkguzBrpy";
   const std::string changeable = "lLwWenNdDoOaAbvk";  // what follows may be changed in place
   std::string parts;
   const std::int64_t count = 1 + draw.below(depth == 0 ? 6 : 3);
@@ -65,7 +65,7 @@ std::string random_parts(Draw& draw, bool twice, int depth) {
 std::string random_loop(Draw& draw, bool twice) {
   std::string loop;
   const std::int64_t count = 3 + draw.below(8);
-  const std::string others = twice ? "qQqQbjeuxygwnldt" : "bbjjeuxxyygwnldt";
+  const std::string others = twice ? "qQqQbjeuxygwnldtvVUCToG" : "bbjjeuxxyygwnldtvVsUCTKoG";
   for (std::int64_t i = 0; i < count; ++i) loop += draw.one_in(2) ? 'm' : draw.of(others);
   return loop + "m";
 }
@@ -114,6 +114,7 @@ Program random_program(std::uint64_t seed, int ranks, const std::vector<std::str
   const int in_groups = 1 + static_cast<int>(draw.below(3));
   program.modes.push_back(
       fmt::format("hsdp{}:{}", in_groups, random_options(draw, in_groups, true, ranks)));
+  program.own = !program.uneven && draw.one_in(4);
   return program;
 }
 
@@ -163,6 +164,8 @@ std::vector<Program> simpler(const Program& program) {
   with([](Program& p) { p.accumulation = 1; });
   with([](Program& p) { p.clip = 0; });
   with([](Program& p) { p.uneven = false; });
+  with([](Program& p) { p.own = false; });
+  with([](Program& p) { p.broadcast = false; });
   with([](Program& p) { p.dtype = "float"; });
   with([](Program& p) { p.optimizer = "sgd"; });
   for (const std::string& mode : simpler_modes(program.modes.front())) {

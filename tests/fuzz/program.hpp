@@ -17,9 +17,11 @@ struct Program {
   std::string loop = "m";
   std::string dtype = "float";  ///< or "double", "bfloat16"
   std::string optimizer = "sgd";
-  int accumulation = 1;  ///< micro-batches of a step
-  double clip = 0;       ///< largest norm of the gradient; 0: does not clip
-  bool uneven = false;   ///< ranks have batches of different sizes, some of them empty
+  int accumulation = 1;    ///< micro-batches of a step
+  double clip = 0;         ///< largest norm of the gradient; 0: does not clip
+  bool uneven = false;     ///< ranks have batches of different sizes, some of them empty
+  bool own = false;        ///< losses are those of the model itself: no forward(), no loss terms
+  bool broadcast = false;  ///< EngineConfig::broadcast_buffers
   /// Modes of the registry, some with options: "engine3:lookahead=0:whole_below=60".
   std::vector<std::string> modes = {"engine3"};
 

@@ -1,24 +1,49 @@
 #include "script.hpp"
 
 #include <ATen/Context.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/isfinite.h>
+#include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
-#include <limits>
 #include <stdexcept>
 
-#include <tests/support/modes.hpp>
 #include <zero/base/error.hpp>
 
 namespace zero::testing {
 namespace {
 
 constexpr const char* kNotFinite = "infinite or NaN";
-constexpr const char* kRefused = "a flat all-reduce needs one dtype";  // of ddp:flat, by its name
+
+at::Tensor every_other(const at::Tensor& x) {
+  return x * at::arange(x.numel(), x.options()).remainder(2).view_as(x);
+}
+
+struct AfterAccumulation : torch::autograd::PostAccumulateGradHook {
+  explicit AfterAccumulation(std::function<void(const at::Tensor&)> f) : function(std::move(f)) {}
+  void operator()(const at::Tensor& parameter) override { function(parameter); }
+  std::function<void(const at::Tensor&)> function;
+};
+
+struct BeforeAccumulation : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    return {every_other(gradients.front())};
+  }
+};
+
+// What a program may write into its weights.
+void clamp(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& p : parameters) at::clamp_(const_cast<at::Tensor&>(p), -0.1, 0.1);
+}
+void copy_parts(const std::vector<at::Tensor>& parameters) {
+  const at::Tensor of_first = parameters.front().reshape({-1})[0];
+  for (const at::Tensor& p : parameters) {
+    if (p.numel() > 0) p.view({-1})[p.numel() / 2].copy_(of_first);
+  }
+}
 
 // One run of a loop.
 class Player {
@@ -36,6 +61,7 @@ class Player {
       note("not finite", at::tensor(number_));
     }
     read_weights();
+    note("hooks called", at::tensor(calls_));
     for (const auto& lane : side_.lanes()) {
       if (lane.rank != rank_) continue;
       for (const auto& buffer : lane.model->named_buffers()) note(buffer.key(), buffer.value());
@@ -72,11 +98,57 @@ class Player {
       case 'n':
         if (micro_batches_ == 0) side_.begin_anew();
         return;
+      case 'k':
+        if (micro_batches_ == 0) side_.resume();
+        return;
       case 'd':
         if (micro_batches_ == 0) side_.toggle(static_cast<std::size_t>(number_));
         return;
       case 't':
         return one_rank_has_none();
+      default:
+        return act_on_parameters(letter);
+    }
+  }
+  void act_on_parameters(char letter) {
+    switch (letter) {
+      case 'f':
+      case 'F':
+        return frozen_meanwhile(letter == 'f');
+      case 'v':
+      case 'V':
+        return step_after(
+            [&] { letter == 'v' ? static_cast<void>(forward(batches(50))) : evaluate(); });
+      case 'o':
+        backward(forward(batches(0)));
+        return micro_batches_ == program_.accumulation ? step() : void();
+      case 'G':
+        return step_of_an_earlier_forward();
+      case 'U':
+        side_.set_aside(true);
+        micro_batch(batches(0));
+        return side_.set_aside(false);
+      case 'c':
+        if (micro_batches_ > 0) return;
+        return side_.change([](auto& values, auto&, auto& numbers) { values.add_(numbers); });
+      case 'p':
+        return step_after([&] { change_gradients(); });
+      case 's':
+        return sharpness_aware();
+      case 'C':
+      case 'A':
+        return side_.write(clamp, /*hides=*/letter == 'A');
+      case 'T':
+        return side_.write(copy_parts, /*hides=*/false);
+      case 'K':
+        return step_after([&] { side_.write(clamp, /*hides=*/false); });
+      case 'h':
+      case 'P':
+      case 'H':
+      case 'L':
+      case 'R':
+      case 'E':
+        return act_on_hooks(letter);
       default:
         return micro_batch(batches(0));
     }
@@ -107,7 +179,7 @@ class Player {
     }
     ++forwards_;
     for (const data::Batch& batch : batches) {
-      losses.terms.push_back(static_cast<double>(batch.loss_terms));
+      losses.terms.push_back(program_.own ? 1 : static_cast<double>(batch.loss_terms));
     }
     return losses;
   }
@@ -154,6 +226,91 @@ class Player {
     const c10::NoGradGuard no_grad;
     forward(batches(80));
   }
+  // Another thing between backward and step().
+  void step_after(const std::function<void()>& other) {
+    backward(forward(batches(0)));
+    other();
+    step();
+  }
+  void step_of_an_earlier_forward() {
+    const Losses losses = forward(batches(0));
+    backward(forward(batches(50)));
+    give_up_step();
+    backward(losses);
+    step();
+  }
+  void give_up_step() {
+    side_.give_up_step();
+    micro_batches_ = 0;
+  }
+  bool at_a_whole_step() const { return micro_batches_ == 0 && program_.accumulation == 1; }
+  void frozen_meanwhile(bool in_backward) {
+    if (!at_a_whole_step()) return micro_batch(batches(0));
+    const auto toggle = [&] {
+      for (const int k : {0, 1}) side_.toggle(static_cast<std::size_t>(number_ + k));
+    };
+    const Losses losses = forward(batches(0));
+    if (in_backward) toggle();
+    backward(losses);
+    if (!in_backward) toggle();
+    step();
+    toggle();
+  }
+  void change_gradients() {
+    if (micro_batches_ < program_.accumulation) return;  // they are not all there
+    side_.change([](auto&, auto& gradient, auto& numbers) {
+      if (gradient.defined()) gradient.add_(numbers);
+    });
+  }
+  // The gradient is that at worse weights nearby (Foret et al. 2021).
+  void sharpness_aware() {
+    if (!at_a_whole_step()) return micro_batch(batches(0));
+    const std::vector<data::Batch> all = batches(0);
+    backward(forward(all));
+    const double scale = 0.05 / (side_.gradient_norm() + 1e-12);
+    std::vector<at::Tensor> before;
+    side_.change([&](auto& values, auto& gradient, auto&) {
+      before.push_back(values.clone());
+      if (gradient.defined()) values.add_(gradient * scale);
+    });
+    give_up_step();
+    backward(forward(all));
+    std::size_t i = 0;
+    side_.change([&](auto& values, auto&, auto&) { values.copy_(before[i++]); });
+    step();
+  }
+  void act_on_hooks(char letter) {
+    for (std::size_t k = 0; k < side_.lanes().size(); ++k) {
+      const int rank = side_.lanes()[k].rank;
+      int* const calls = rank == rank_ ? &calls_ : &calls_of_others_;
+      for (const nn::Parameter& parameter : side_.list(k).parameters) {
+        const at::Tensor& p = parameter.tensor;
+        if (letter == 'h' && p.requires_grad()) {
+          p.register_hook([calls](const at::Tensor& gradient) {
+            ++*calls;
+            return every_other(gradient).clamp(-0.01, 0.02);
+          });
+        }
+        if (letter == 'R' && p.requires_grad()) p.remove_hook(0);
+        if (letter == 'P' && p.requires_grad()) {
+          accumulators_.push_back(torch::autograd::impl::grad_accumulator(p));
+          accumulators_.back()->add_pre_hook(std::make_unique<BeforeAccumulation>());
+        }
+        if (letter == 'H')
+          set_after_accumulation(p, [calls](const at::Tensor& parameter) {
+            ++*calls;
+            parameter.mutable_grad() = parameter.grad().clamp(-0.01, 0.02);
+          });
+        if (letter == 'L' && rank == 0) set_after_accumulation(p, [](auto&) {});
+        if (letter == 'E') torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
+      }
+    }
+  }
+  static void set_after_accumulation(const at::Tensor& parameter,
+                                     std::function<void(const at::Tensor&)> function) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameter, std::make_unique<AfterAccumulation>(std::move(function)));
+  }
 
   void throws(bool in_forward) {
     for (const auto& lane : side_.lanes()) {
@@ -171,10 +328,8 @@ class Player {
     } catch (const std::exception& error) {
       if (std::string(error.what()).find(FuzzModel::kThrown) == std::string::npos) throw;
     }
-    side_.give_up_step();
-    micro_batches_ = 0;
+    give_up_step();
   }
-
   void forward_that_throws() {
     const std::vector<data::Batch> all = batches(0);
     for (std::size_t k = 0; k < side_.lanes().size(); ++k) {
@@ -226,11 +381,11 @@ class Player {
 
   void one_rank_has_none() {
     std::vector<data::Batch> all = batches(0);
-    if (program_.uneven) {
-      data::Batch& batch = all[static_cast<std::size_t>((number_ + 1) % program_.ranks)];
+    data::Batch& batch = all[static_cast<std::size_t>((number_ + 1) % program_.ranks)];
+    batch.loss_terms = 0;
+    if (program_.uneven) {  // no samples either, else those of another batch once more
       batch.inputs = batch.inputs.narrow(0, 0, 0);
       batch.targets = batch.targets.narrow(0, 0, 0);
-      batch.loss_terms = 0;
     }
     micro_batch(all);
   }
@@ -257,81 +412,14 @@ class Player {
   int forwards_ = 0;  // of those that returned
   int micro_batches_ = 0;
   double rate_ = 0.01;
+  int calls_ = 0, calls_of_others_ = 0;  // of hooks that change gradients
+  std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators_;
 };
-
-// How far a tensor may be from the other: to the last bit, or relative to its largest element.
-bool are_close(const at::Tensor& a, const at::Tensor& b, double tolerance) {
-  if (a.sizes() != b.sizes() || !at::equal(a.isnan(), b.isnan())) return false;
-  const at::Tensor one = a.nan_to_num(), other = b.nan_to_num();
-  if (tolerance == 0 || a.numel() == 0) return at::equal(one, other);
-  const auto largest = [](const at::Tensor& x) {
-    return x.abs().max().to(at::kDouble).item<double>();
-  };
-  return largest(one - other) <= tolerance * (1 + largest(other));
-}
-
-// What differs first; empty if nothing does.
-std::string difference(const Record& record, const Record& expected, double tolerance) {
-  for (std::size_t i = 0; i < std::min(record.size(), expected.size()); ++i) {
-    const auto& [name, tensor] = record[i];
-    const auto& [expected_name, other] = expected[i];
-    if (name != expected_name) return fmt::format("{} where {} was expected", name, expected_name);
-    if (are_close(tensor, other, tolerance)) continue;
-    return fmt::format("{} differs by {:.2g}", name,
-                       (tensor - other).abs().max().to(at::kDouble).item<double>());
-  }
-  if (record.size() != expected.size()) return "one has more records";
-  return "";
-}
-
-bool is_second_order(const Program& program) {
-  return program.loop.find_first_of("qQ") != std::string::npos;
-}
-
-// How far the first mode may be from the plain program; all others must have its bits. The hooks of
-// units group the terms of a sum that meet in the output of a unit. In a graph of second order such
-// terms may come from within the unit too, and then the plain program adds them in another order.
-// Only an update that is linear in the gradient keeps so small a difference small, and the sign of
-// a gradient (g) does not.
-double tolerance_of(const Program& program) {
-  if (!is_second_order(program)) return 0;
-  const bool is_linear = program.optimizer == "sgd" && program.loop.find('g') == std::string::npos;
-  if (!is_linear || program.dtype == "bfloat16") return std::numeric_limits<double>::infinity();
-  return program.dtype == "float" ? 1e-4 : 1e-12;
-}
 
 }  // namespace
 
 Record play(const Program& program, Side& side, int rank) {
   return Player(program, side, rank).play();
-}
-
-std::string verdict(const Program& program, dist::Communicator& communicator) {
-  Record expected;
-  try {
-    expected = play(program, *plain_side(program), communicator.rank());
-  } catch (const std::exception& error) {
-    return kInvalid + message_of(error);
-  }
-  double tolerance = tolerance_of(program);
-  for (const std::string& mode : program.modes) {
-    if (is_second_order(program) && is_stage_3(mode)) continue;  // it is refused there
-    std::string text;
-    try {
-      const auto side = mode_side(program, mode, communicator);
-      const Record record = play(program, *side, communicator.rank());
-      text = difference(record, expected, std::exchange(tolerance, 0));
-      expected = record;
-    } catch (const std::exception& error) {
-      const std::string message = message_of(error);
-      if (message.find(kRefused) == std::string::npos) text = "error: " + message;
-    }
-    // All ranks go on, or none.
-    for (const std::string& of_rank : communicator.exchange(text)) {
-      if (!of_rank.empty()) return fmt::format("{}: {}", mode, of_rank);
-    }
-  }
-  return "";
 }
 
 }  // namespace zero::testing

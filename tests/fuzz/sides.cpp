@@ -1,4 +1,5 @@
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adam.h>
@@ -11,16 +12,19 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <tools/ladder/registry.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine.hpp>
+#include <zero/io/checkpoint.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
 #include <zero/train/loop/step.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 #include "script.hpp"
 
@@ -60,6 +64,18 @@ void toggle_in(const nn::ParameterList& list, const std::set<std::size_t>& may, 
   const std::size_t i = *std::next(may.begin(), static_cast<std::ptrdiff_t>(which % may.size()));
   const at::Tensor& tensor = list.parameters[i].tensor;
   if (i != 0) tensor.requires_grad_(!tensor.requires_grad());
+}
+
+std::vector<at::Tensor> tensors_of(const nn::ParameterList& list) {
+  std::vector<at::Tensor> all;
+  for (const nn::Parameter& p : list.parameters) all.push_back(p.tensor);
+  return all;
+}
+
+// Of the elements of a parameter from `begin` on. What it takes is exact.
+at::Tensor numbers_for(const at::Tensor& values, std::int64_t begin) {
+  const at::Tensor places = at::arange(begin, begin + values.numel(), at::kLong);
+  return (places.remainder(7) - 3).to(values.scalar_type()).mul(0.0078125);
 }
 
 // How the losses of a step are weighted: by loss terms, over all micro-batches and ranks. Until all
@@ -130,7 +146,9 @@ class PlainSide final : public Side {
     PlainSide::begin_anew();
   }
 
+  const nn::ParameterList& list(std::size_t lane) override { return lists_[lane]; }
   at::Tensor forward(std::size_t lane, const data::Batch& batch) override {
+    if (program_.broadcast && lane == 0 && c10::GradMode::is_enabled()) copy_buffers();
     return models_[lane]->loss(batch);
   }
 
@@ -145,31 +163,26 @@ class PlainSide final : public Side {
     }
     if (thrown) std::rethrow_exception(thrown);
     weights_.add(terms, losses);
+    if (!weights_.is_complete()) return;
+    for (std::size_t i = 0; i < lists_[0].size(); ++i) {
+      tensor(0, i).mutable_grad() = averaged(i);
+    }
+    const double factor = weights_.update_factor();
+    if (factor != 1.0) at::_foreach_mul_(gradients(), factor);
   }
-
   bool step() override {
     if (!weights_.is_complete()) return false;
-    std::vector<at::Tensor> gradients;
-    for (std::size_t i = 0; i < lists_[0].size(); ++i) {
-      at::Tensor& average = tensor(0, i).mutable_grad();
-      average = averaged(i);
-      if (average.defined()) gradients.push_back(average);
-    }
     try {
-      scale(gradients);
+      clip();
     } catch (...) {
       give_up_step();
       throw;
     }
     optimizer_->step();
-    const c10::NoGradGuard no_grad;
-    for (std::size_t r = 1; r < models_.size(); ++r) {
-      for (std::size_t i = 0; i < lists_[0].size(); ++i) tensor(r, i).copy_(tensor(0, i));
-    }
+    copy_to_replicas();
     give_up_step();
     return true;
   }
-
   void give_up_step() override {
     for (std::size_t r = 0; r < models_.size(); ++r) {
       for (std::size_t i = 0; i < lists_[0].size(); ++i) tensor(r, i).mutable_grad().reset();
@@ -182,22 +195,31 @@ class PlainSide final : public Side {
     for (const nn::ParameterList& list : lists_) toggle_in(list, may_toggle_, parameter);
   }
 
+  void change(const Change& change) override {
+    for (std::size_t i = 0; i < lists_[0].size(); ++i) {
+      const at::Tensor values = tensor(0, i).detach().view({-1});
+      const at::Tensor& gradient = tensor(0, i).grad();
+      change(values, gradient.defined() ? gradient.view({-1}) : at::Tensor(),
+             numbers_for(values, 0));
+    }
+    copy_to_replicas();
+  }
+  void write(const Write& write, bool) override {
+    const c10::NoGradGuard no_grad;
+    for (const nn::ParameterList& list : lists_) write(tensors_of(list));
+  }
+  float gradient_norm() override { return static_cast<float>(norm_of(gradients())); }
+  void set_aside(bool) override {}
   Record weights() override {
     Record all;
     for (const nn::Parameter& p : lists_[0].parameters) all.emplace_back(p.name, p.tensor);
     return all;
   }
-
   void begin_anew() override {
-    const c10::NoGradGuard no_grad;
-    const auto buffers = models_[0]->buffers();  // all ranks get those of rank 0
-    for (const auto& model : models_) {
-      for (std::size_t b = 0; b < buffers.size(); ++b) model->buffers()[b].copy_(buffers[b]);
-    }
-    std::vector<at::Tensor> all;
-    for (const nn::Parameter& p : lists_[0].parameters) all.push_back(p.tensor);
-    optimizer_ = optimizer_of(program_)(all);
+    copy_buffers();
+    optimizer_ = optimizer_of(program_)(tensors_of(lists_[0]));
   }
+  void resume() override {}
 
  private:
   const at::Tensor& tensor(std::size_t rank, std::size_t i) const {
@@ -219,12 +241,33 @@ class PlainSide final : public Side {
     return (sum / static_cast<double>(models_.size())).to(tensor(0, i).scalar_type());
   }
 
-  void scale(const std::vector<at::Tensor>& gradients) const {
+  // All ranks get those of rank 0.
+  void copy_buffers() {
+    const c10::NoGradGuard no_grad;
+    const auto buffers = models_[0]->buffers();
+    for (const auto& model : models_) {
+      for (std::size_t b = 0; b < buffers.size(); ++b) model->buffers()[b].copy_(buffers[b]);
+    }
+  }
+  // The averages of a step.
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> all;
+    for (std::size_t i = 0; i < lists_[0].size(); ++i) {
+      if (tensor(0, i).grad().defined()) all.push_back(tensor(0, i).grad());
+    }
+    return all;
+  }
+  void copy_to_replicas() {
+    const c10::NoGradGuard no_grad;
+    for (std::size_t r = 1; r < models_.size(); ++r) {
+      for (std::size_t i = 0; i < lists_[0].size(); ++i) tensor(r, i).copy_(tensor(0, i));
+    }
+  }
+  void clip() const {
     if (!weights_.finite()) throw Error("a loss is infinite or NaN");
+    const std::vector<at::Tensor> gradients = this->gradients();
     if (gradients.empty()) return;
     const c10::NoGradGuard no_grad;
-    const double factor = weights_.update_factor();
-    if (factor != 1.0) at::_foreach_mul_(gradients, factor);
     const double norm = norm_of(gradients);
     if (!std::isfinite(norm)) throw Error("a gradient is infinite or NaN");
     if (program_.clip == 0) return;
@@ -249,29 +292,31 @@ class ModeSide final : public Side {
   ModeSide(const Program& program, std::string mode, dist::Communicator& communicator)
       : program_(program), mode_(std::move(mode)), communicator_(communicator), weights_(program) {
     model_ = make_deferred<FuzzModel>(program);
+    model_->held = [this](const at::Tensor& weight) { return held(weight); };
     lanes_ = {{communicator.rank(), model_.get()}};
     may_toggle_ = trainable(nn::list_parameters(*model_));
     make();
   }
 
+  const nn::ParameterList& list(std::size_t) override { return strategy().list(); }
   at::Tensor forward(std::size_t, const data::Batch& batch) override {
+    if (engine_ && program_.own) return model_->loss(batch);
     return engine_ && c10::GradMode::is_enabled() ? forward_batch(*engine_, batch)
                                                   : forward_batch(strategy(), batch);
   }
-
   void backward(const std::vector<at::Tensor>& losses, const std::vector<double>& terms) override {
     if (engine_) return engine_->backward(losses[0]);
     strategy_->set_requires_gradient_sync(weights_.is_last());
     strategy_->backward(weights_.weighted(losses[0], terms, communicator_.rank()));
     strategy_->finish_backward();
     weights_.add(terms, losses);
+    if (!weights_.is_complete()) return;
+    const double factor = weights_.update_factor();
+    if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
   }
-
   bool step() override {
     if (engine_) return engine_->step();
     if (!weights_.is_complete()) return false;
-    const double factor = weights_.update_factor();
-    if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
     if (train::Step(*strategy_, {.clip_norm = program_.clip}, "Step").end(said_of_losses())) {
       strategy_->sync_parameters();
     }
@@ -290,6 +335,34 @@ class ModeSide final : public Side {
     toggle_in(strategy().list(), may_toggle_, parameter);
   }
 
+  void change(const Change& change) override {
+    for (std::size_t i = 0; i < strategy().list().size(); ++i) {
+      const train::ParameterShard mine = strategy().placement(i).updated;
+      if (!mine.tensor.defined()) continue;
+      const at::Tensor values = memory::raw(mine.tensor).view({-1});
+      const at::Tensor& gradient = mine.tensor.grad();
+      change(values, gradient.defined() ? gradient.view({-1}) : at::Tensor(),
+             numbers_for(values, mine.begin));
+    }
+    strategy().passes().weights_changed();
+    strategy().sync_parameters();
+  }
+  void write(const Write& write, bool hides) override {
+    std::vector<std::unique_ptr<train::UnshardedParameters>> held;
+    for (std::size_t u = 0; u < strategy().list().units.size(); ++u) {
+      held.push_back(std::make_unique<train::UnshardedParameters>(strategy(), u));
+    }
+    const c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> parameters = tensors_of(strategy().list());
+    for (at::Tensor& p : parameters) p = hides ? p.data() : p;
+    write(parameters);
+  }
+  float gradient_norm() override { return strategy().clip_grad_norm(1e30); }
+  void set_aside(bool aside) override {
+    model_->after_part = [this, aside] {
+      if (aside) train::UnshardedParameters(strategy(), strategy().list().units.size() - 1);
+    };
+  }
   Record weights() override {
     const std::vector<at::Tensor> whole = whole_weights(strategy());
     Record all;
@@ -300,10 +373,25 @@ class ModeSide final : public Side {
   }
 
   void begin_anew() override {
-    engine_ ? engine_->release() : strategy_->release();
-    engine_.reset();
-    strategy_.reset();
+    release();
     make();
+  }
+  void resume() override {
+    const TestFolder mine;
+    const std::filesystem::path folder = communicator_.exchange(mine.path().string()).front();
+    io::save_checkpoint(strategy(), folder / "own", {});
+    release();
+    {
+      const auto ddp = strategy_of("ddp");
+      io::load_checkpoint(*ddp, folder / "own");
+      io::save_checkpoint(*ddp, folder / "ddp", {});
+      ddp->release();
+    }
+    const c10::NoGradGuard no_grad;
+    for (at::Tensor& p : model_->parameters()) p.zero_();
+    make();
+    io::load_checkpoint(strategy(), folder / "ddp");
+    communicator_.barrier();
   }
 
  private:
@@ -317,24 +405,40 @@ class ModeSide final : public Side {
 
   train::Strategy& strategy() { return engine_ ? engine_->strategy() : *strategy_; }
 
-  void make() {
+  // For the time of a write in a forward.
+  std::shared_ptr<void> held(const at::Tensor& weight) {
+    const auto& parameters = strategy().list().parameters;
+    const auto found = std::ranges::find_if(
+        parameters, [&](const nn::Parameter& p) { return p.tensor.is_same(weight); });
+    return std::make_shared<train::UnshardedParameters>(strategy(), found->unit);
+  }
+  void release() {
+    engine_ ? engine_->release() : strategy_->release();
+    engine_.reset();
+    strategy_.reset();
+  }
+  std::unique_ptr<train::Strategy> strategy_of(const std::string& mode) {
     nn::SeededValues values(program_.seed);
+    return make_strategy(mode, {.module = *model_,
+                                .mesh = communicator_,
+                                .optimizer = optimizer_of(program_),
+                                .values = &values});
+  }
+  void make() {
     const bool has_options = mode_.find('=') != std::string::npos;
-    const std::size_t end = std::min(mode_.find(':'), mode_.size());
-    const bool in_groups = mode_.starts_with("hsdp");
-    if (!(has_options && in_groups) &&
-        !(mode_.starts_with("engine") && (has_options || end == mode_.size()))) {
-      strategy_ = make_strategy(mode_, {.module = *model_,
-                                        .mesh = communicator_,
-                                        .optimizer = optimizer_of(program_),
-                                        .values = &values});
+    const bool is_variant = mode_.find(':') != std::string::npos;
+    if (mode_.starts_with("hddp") ||
+        (!has_options && (is_variant || !mode_.starts_with("engine")))) {
+      strategy_ = strategy_of(mode_);
       return;
     }
+    nn::SeededValues values(program_.seed);
     tools::Registry registry;
     tools::register_all_chapters(registry);
     EngineConfig config = registry.config(mode_);
     config.accumulation_steps = program_.accumulation;
     config.clip_norm = program_.clip;
+    config.broadcast_buffers = program_.broadcast;
     engine_ = std::make_unique<Engine>(*model_, communicator_, optimizer_of(program_), config,
                                        nn::default_units(), &values);
   }

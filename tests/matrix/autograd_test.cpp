@@ -48,37 +48,6 @@ TEST_P(Autograd, OutputsOfUnitsMayBeChangedInPlace) {
   });
 }
 
-// The loss itself may have no part in it. Stage 3 refuses it.
-TEST_P(Autograd, APenaltyOnTheGradientOfTheInputsTrainsAsUnderDdp) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto weights_of = [&](const std::string& mode) {
-      ScriptedRun run(communicator, mode, {.twice_differentiable = true});
-      for (int s = 0; s < 3; ++s) {
-        run.strategy->zero_grad();
-        data::Batch batch = run.batch(s);
-        batch.inputs.requires_grad_();
-        const at::Tensor loss = forward_batch(*run.strategy, batch);
-        const at::Tensor gradient =
-            torch::autograd::grad({loss}, {batch.inputs}, {}, /*retain_graph=*/true,
-                                  /*create_graph=*/true)
-                .front();
-        const at::Tensor penalty = gradient.square().sum();
-        run.backward_of(s == 1 ? penalty : loss + penalty);
-      }
-      return whole_weights(*run.strategy);
-    };
-    const auto reference = weights_of("ddp");
-    for (const std::string& mode : all_modes()) {
-      SCOPED_TRACE(mode);
-      if (is_stage_3(mode)) {
-        expect_error([&] { weights_of(mode); }, {"create_graph runs through the root"});
-      } else {
-        EXPECT_TRUE(same_bits(weights_of(mode), reference));
-      }
-    }
-  });
-}
-
 // Stage 3 meets it in forward, where the parameters are read. Where they are whole it does not
 // matter.
 TEST_P(Autograd, AForgottenRunIsAnErrorThatNamesTheUnit) {

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_communicator.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/thrown_by.hpp>
@@ -16,6 +17,7 @@
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 #include "plain_run.hpp"
 
@@ -133,6 +135,26 @@ TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
   });
 }
 
+// What the scope itself does to parameters is no read of the forward, which it would be on some
+// ranks only.
+TEST(PlainEngine, AScopeInAForwardChangesNothing) {
+  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator& communicator) {
+    for (int number = 0; number < 3; ++number) {
+      at::manual_seed(100 * number + communicator.rank());
+      engine.backward(engine.forward([&] {
+        at::Tensor x = at::randn({4, Wide::kWidth});
+        for (const std::size_t i : {0U, 1U, 2U}) {
+          x = net.linear(i).forward(x).tanh();
+          const train::UnshardedParameters whole(engine.strategy(), /*unit=*/2);
+        }
+        return net.head(x).square().mean();
+      }));
+      engine.step();
+    }
+    return whole_weights(engine.strategy());
+  });
+}
+
 // A callback of at::RecordFunction sees each operation, and costs time.
 TEST(PlainEngine, WatchesNoOperationBelowStage3) {
   on_all_stages(2, [](dist::Communicator& communicator, int stage) {
@@ -149,6 +171,19 @@ TEST(PlainEngine, WatchesNoOperationBelowStage3) {
     engine.step();
     note();
     EXPECT_EQ(watched, (std::vector<bool>{stage == 3, stage == 3, false}));
+  });
+}
+
+TEST(PlainEngine, SendsAllBuffersBeforeItWaitsForOne) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    PlainRun run(communicator, "resnet", {.stage = 0, .broadcast_buffers = true});
+    std::vector<bool> waits, expected(run.made.module->buffers().size(), false);
+    const Hooked hooked(communicator, [&](dist::Operation operation, dist::Purpose, bool waiting) {
+      if (operation == dist::Operation::kBroadcast) waits.push_back(waiting);
+    });
+    run.forward();
+    expected.resize(2 * expected.size(), true);
+    EXPECT_EQ(waits, expected);
   });
 }
 

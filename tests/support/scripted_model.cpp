@@ -20,17 +20,13 @@ ScriptedBlock::ScriptedBlock(const ScriptedModelOptions& options) {
   const auto normal = nn::Initializer::normal(0.4);
   scale = add_parameter("scale", {kWidth}, nn::Initializer::normal(1));
   shift = add_parameter("shift", {kWidth}, nn::Initializer::normal(1));
-  if (options.twice_differentiable) {
-    square = add_parameter("square", {kWidth, kWidth}, normal);
-  } else {
-    linear = register_module("linear", std::make_shared<nn::Linear>(kWidth, kWidth, normal));
-  }
+  linear = register_module("linear", std::make_shared<nn::Linear>(kWidth, kWidth, normal));
   if (!options.biases_only) return;
   for (const at::Tensor& p : parameters()) p.requires_grad_(p.is_same(shift));
 }
 
 at::Tensor ScriptedBlock::forward_without_run(const at::Tensor& x) {
-  at::Tensor y = linear ? linear->forward(x) : x.matmul(square);
+  at::Tensor y = linear->forward(x);
   if (inside) y = inside(y);
   return (y * scale).tanh() + shift;
 }

@@ -18,9 +18,8 @@ namespace zero::testing {
 
 struct ScriptedModelOptions {
   int blocks = 3;
-  bool twice_differentiable = false;  ///< without layers of common/zero/nn
-  bool biases_only = false;           ///< everything else is frozen
-  int forgets_run = -1;               ///< the block that does not hand its forward to run()
+  bool biases_only = false;  ///< everything else is frozen
+  int forgets_run = -1;      ///< the block that does not hand its forward to run()
 };
 
 /// What other units do not see is in one of it: tanh(linear(x) * scale) + shift.
@@ -32,7 +31,7 @@ class ScriptedBlock : public nn::Unit {
   /// What happens to the linear layer's output, in the unit.
   std::function<at::Tensor(const at::Tensor&)> inside;
 
-  at::Tensor scale, shift, square;
+  at::Tensor scale, shift;
   std::shared_ptr<nn::Linear> linear;
 };
 
