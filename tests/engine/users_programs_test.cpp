@@ -28,6 +28,8 @@
 #include <zero/engine.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/nn/checkpoint.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
@@ -206,6 +208,85 @@ TEST_P(UsersPrograms, EvaluateAModelThatIsFrozen) {
     engine.release();
     EXPECT_TRUE(at::equal(teacher.loss(x), expected));
   });
+}
+
+// As in a run that was begun in float32. Also where weights are saved and loaded again before the
+// first update.
+TEST_P(UsersPrograms, MasterWeightsAreTheValuesThatWereLoaded) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&folder](dist::Communicator& communicator, int stage) {
+    UsersNet wide, half, again;
+    const auto optimizer = optim::with_master_weights(optim::adamw({.learning_rate = 0.0}));
+    for (UsersNet* net : {&half, &again}) net->to(at::kBFloat16);
+    safetensors::NamedTensors weights;
+    for (const auto& p : wide.named_parameters()) {
+      weights.emplace_back(p.key(), p.value().detach() * 1.0001);
+    }
+    Engine engine(half, communicator, optimizer, {.stage = stage});
+    Engine other(again, communicator, optimizer, {.stage = stage});
+    const auto step = [&](Engine& of, UsersNet& net) {
+      const at::Tensor x = users_input(communicator.rank(), 0).to(at::kBFloat16);
+      of.backward(of.forward([&] { return net.loss(x); }));
+      of.step();
+    };
+    const auto expect_masters = [&](Engine& of) {
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        const auto& [tensor, begin] = of.strategy().placement(i).updated;
+        if (!tensor.defined()) continue;
+        const at::Tensor master = of.strategy().optimizer().state(tensor).at("master");
+        EXPECT_TRUE(at::equal(master, weights[i].second.flatten().narrow(0, begin, tensor.numel())))
+            << weights[i].first;
+      }
+    };
+    step(engine, half);
+    engine.load_weights(weights);
+    expect_masters(engine);
+    step(engine, half);
+    expect_masters(engine);
+    other.load_weights(weights);
+    const auto place = folder / std::to_string(stage);
+    other.save(place);
+    other.load_weights(io::state_dict(engine.strategy()));  // rounded
+    other.load(place);
+    step(other, again);
+    expect_masters(other);
+  });
+}
+
+// What a program has to see beside the error or in place of one.
+std::vector<dist::RankExit> said_on_two(const std::function<void(dist::Communicator&)>& program) {
+  return ranks_ended({.world_size = 2}, program);
+}
+
+TEST(UsersProgramsOnTwoRanks, HearOfSettingsThatDifferFromTheCheckpoints) {
+  const TestFolder folder;
+  for (const double rate : {0.1, 0.2}) {
+    const auto exits = said_on_two([&](dist::Communicator& communicator) {
+      UsersNet net, other;
+      Engine engine(net, communicator, kUsersSgd, {});
+      if (rate == 0.1) engine.save(folder / "here");
+      Engine resumed(other, communicator, optim::sgd({.learning_rate = rate, .momentum = 0.0}), {});
+      resumed.load(folder / "here");
+    });
+    const std::string note = "learning_rate 0.1 of group 0 (now 0.2), and load() leaves those of";
+    for (const dist::RankExit& exit : exits) {
+      EXPECT_TRUE(exit.ok()) << exit.output;
+      EXPECT_EQ(exit.output.find(note) != std::string::npos, rate == 0.2 && exit.rank == 0);
+    }
+  }
+}
+
+TEST(UsersProgramsOnTwoRanks, HearWhatARankThatLeavesOutABatchShouldDo) {
+  const auto exits = said_on_two([&](dist::Communicator& communicator) {
+    UsersRun run(communicator, {}, /*stage=*/2);
+    for (int step = 0; step < 3; ++step) {
+      if (run.rank == 0 || step != 1) run.step(step);
+    }
+  });
+  EXPECT_TRUE(exits[1].ok()) << exits[1].output;
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_NE(exits[0].output.find("rank 1 is gone"), std::string::npos) << exits[0].output;
+  EXPECT_NE(exits[0].output.find("one of 0 loss_terms"), std::string::npos) << exits[0].output;
 }
 
 // ---- programs that are refused

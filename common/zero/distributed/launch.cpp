@@ -276,6 +276,8 @@ void verify_is_no_rank(int ranks) {
       ranks, environment->rank, environment->world_size, environment->launcher, ranks));
 }
 
+int descriptor_of(pid_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)); }
+
 // Forks the ranks and waits for them. `terminated`: whether a SIGTERM is to end this process now.
 std::vector<RankExit> run_processes(LaunchOptions options,
                                     const std::function<std::string(int)>& function,
@@ -302,9 +304,7 @@ std::vector<RankExit> run_processes(LaunchOptions options,
         run_child(rank, child, options, parent, lost_threads, function);
       }
       child.running = child.pid > 0;
-      if (child.running) {
-        child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));
-      }
+      if (child.running) child.pid_descriptor = descriptor_of(child.pid);
       if (child.pid_descriptor < 0) {
         throw Error(fmt::format("rank {} of {} could not be started: {}", rank, options.world_size,
                                 std::strerror(errno)));

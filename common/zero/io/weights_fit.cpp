@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/io/weights_fit.hpp>
@@ -25,6 +26,18 @@ std::string misfit(const Spec& given, const Spec& right) {
   if (safetensors::convertible(given.dtype, right.dtype)) return "";
   return fmt::format("is {}, which is not converted to {}", c10::getDtypeNames(given.dtype).first,
                      c10::getDtypeNames(right.dtype).first);
+}
+
+// Eight lines of both kinds, because a prefix of all names makes two lists.
+std::vector<std::string> first_of(std::vector<std::string> problems,
+                                  std::vector<std::string> surplus) {
+  constexpr std::size_t kShown = 4;
+  const std::size_t all = problems.size() + surplus.size();
+  problems.resize(std::min(problems.size(), 2 * kShown - std::min(surplus.size(), kShown)));
+  surplus.resize(std::min(surplus.size(), 2 * kShown - problems.size()));
+  problems.insert(problems.end(), surplus.begin(), surplus.end());
+  if (all > problems.size()) problems.push_back(fmt::format("and {} more", all - problems.size()));
+  return problems;
 }
 
 }  // namespace
@@ -72,17 +85,8 @@ WeightsFit fit_weights(const std::string& what, const std::vector<Spec>& given,
             fmt::format("tensor {}{} is none of the model's", shown(name), place(name)));
   }
   if (problems.empty() && surplus.empty()) return fit;
-  // Of both kinds, because a prefix of all names makes two lists.
-  constexpr std::size_t kShown = 4;
-  const std::size_t all = problems.size() + surplus.size();
-  problems.resize(std::min(problems.size(), 2 * kShown - std::min(surplus.size(), kShown)));
-  surplus.resize(std::min(surplus.size(), 2 * kShown - problems.size()));
-  problems.insert(problems.end(), surplus.begin(), surplus.end());
-  if (all > problems.size()) {
-    problems.push_back(fmt::format("and {} more", all - problems.size()));
-  }
-  throw Error(
-      fmt::format("{} are not those of this model:\n  {}", what, fmt::join(problems, "\n  ")));
+  throw Error(fmt::format("{} are not those of this model:\n  {}", what,
+                          fmt::join(first_of(std::move(problems), std::move(surplus)), "\n  ")));
 }
 
 }  // namespace zero::io

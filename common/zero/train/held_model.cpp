@@ -31,8 +31,7 @@ void verify_axes(const dist::Mesh& mesh, const nn::ParameterList& list, bool is_
   if (is_stage && std::ranges::none_of(list.parameters, trains)) {
     throw Error(
         fmt::format("all {} parameters of a stage of a pipeline are frozen, '{}' first: leave one "
-                    "of each stage "
-                    "trainable, or train without a pipeline",
+                    "of each stage trainable, or train without a pipeline",
                     list.size(), list.parameters.front().name));
   }
   if (mesh.data().size() * mesh.tensor().size() * mesh.pipeline().size() != mesh.world().size()) {
@@ -51,8 +50,7 @@ void verify_dense(const nn::ParameterList& list, const torch::nn::Module& model)
     if (found == list.parameters.end()) return;
     throw Error(fmt::format(
         "parameter '{}' would get sparse gradients, which are not averaged: make the embedding "
-        "'{}' "
-        "with sparse(false), or leave the parameter to the program (EngineConfig::ignored)",
+        "'{}' with sparse(false), or leave the parameter to the program (EngineConfig::ignored)",
         found->name, path));
   };
   model.apply([&](const std::string& path, const torch::nn::Module& module) {
