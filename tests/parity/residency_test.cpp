@@ -26,13 +26,15 @@ struct Seen {
 
 Seen train_and_look(dist::Communicator& communicator, const std::string& mode,
                     train::Accumulation accumulation = train::Accumulation::kLocal,
-                    std::size_t micro_batches = 1) {
+                    std::size_t micro_batches = 1, bool has_values = false) {
   const std::vector<data::Batch> first(micro_batches, Toy().batch(communicator.rank(), 0));
   const std::vector<data::Batch> second(micro_batches, Toy().batch(communicator.rank(), 1));
   const memory::Snapshot before = memory::snapshot();
   Toy toy;
-  const auto strategy = make_strategy(mode, {*toy.model, communicator, optim::adamw(), &toy.values,
-                                             "", train::Ownership::kBySize, accumulation});
+  if (has_values) nn::initialize_parameters(*toy.model, toy.values);
+  const auto strategy = make_strategy(
+      mode, {*toy.model, communicator, optim::adamw(), has_values ? nullptr : &toy.values, "",
+             train::Ownership::kBySize, accumulation});
   tools::Trainer trainer(*strategy, losses_of(*strategy));
   trainer.step(first);
   const dist::Traffic traffic = communicator.traffic();
@@ -51,6 +53,9 @@ TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
     EXPECT_EQ(text_of(seen.held), text_of(seen.predicted));
     const Seen each = train_and_look(communicator, mode, train::Accumulation::kReduceEach, 2);
     EXPECT_EQ(text_of(each.held), text_of(each.predicted)) << "every micro-batch is reduced";
+    const Seen plain = train_and_look(communicator, mode, train::Accumulation::kLocal, 1,
+                                      /*has_values=*/true);
+    EXPECT_EQ(text_of(plain.held), text_of(plain.predicted)) << "values came before the strategy";
   });
 }
 
