@@ -247,7 +247,7 @@ std::vector<Program> programs_of_the_table() {
       // Ranks whose data has ended.
       {.parts = "lsL", .loop = "tmttm", .optimizer = "adamw", .accumulation = 2},
       // Checkpoints, also of another mode's, and of parameters without an element.
-      {.parts = "lzZBw(Fn)h", .loop = "kmmkmnkm", .optimizer = "adamw"},
+      {.parts = "lzZBw(Fn)h", .loop = "kmmknmkm", .optimizer = "adamw"},
       {.parts = "lzZa", .loop = "mkmmkm", .dtype = "bfloat16", .optimizer = "adamw"},
       // More parameters than collectives can be in flight at once within a host.
       {.width = 3, .parts = std::string(100, 'z'), .loop = "m"},

@@ -116,9 +116,9 @@ class Player {
       case 'F':
         return frozen_meanwhile(letter == 'f');
       case 'v':
+        return step_after([&] { forward(batches(50)); });
       case 'V':
-        return step_after(
-            [&] { letter == 'v' ? static_cast<void>(forward(batches(50))) : evaluate(); });
+        return evaluations_in_a_step();
       case 'o':
         backward(forward(batches(0)));
         return micro_batches_ == program_.accumulation ? step() : void();
@@ -225,6 +225,13 @@ class Player {
   void evaluate() {
     const c10::NoGradGuard no_grad;
     forward(batches(80));
+  }
+  void evaluations_in_a_step() {
+    const Losses losses = forward(batches(0));
+    evaluate();
+    backward(losses);
+    evaluate();
+    step();
   }
   // Another thing between backward and step().
   void step_after(const std::function<void()>& other) {

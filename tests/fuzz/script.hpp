@@ -87,7 +87,8 @@ std::unique_ptr<Side> mode_side(const Program& program, const std::string& mode,
 ///   k  goes on from a checkpoint
 ///   d  freezes or thaws a parameter   t  a batch of no terms on one rank
 ///   f  freezes parameters between forward and backward, F  between backward and step()
-///   v  a forward that nobody needs between backward and step(), V  an evaluation
+///   v  a forward that nobody needs between backward and step()
+///   V  an evaluation before backward, and one after it
 ///   o  step() only where it updates   G  a backward of a forward before a step that is given up
 ///   U  a micro-batch whose forward holds a scope over another unit
 ///   c  changes the elements of weights that each rank updates, p  those of gradients
