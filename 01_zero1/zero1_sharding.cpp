@@ -16,7 +16,7 @@ Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
   // This is ZeRO-1: the optimizer forgets every parameter that another rank owns, so it never makes
   // state for it.
   shard_optimizer(owners_.placements(list(), communicator()));
-  const auto gradients = train::BackwardSchedule::one_by_one(list());
+  const auto gradients = train::UnitSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };
   reduce_after_backward(gradients, reduce);
 }

@@ -17,7 +17,7 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
       owners_(list(), communicator(), arguments.ownership) {
   first_values().broadcast_all();
   shard_optimizer(owners_.placements(list(), communicator()));
-  const auto gradients = train::BackwardSchedule::one_by_one(list());
+  const auto gradients = train::UnitSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };
   after_ ? reduce_after_backward(gradients, reduce) : reduce_in_backward(gradients, reduce);
 }

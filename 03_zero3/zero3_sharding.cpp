@@ -28,7 +28,7 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
   }
   first_values().broadcast_buffers();
   shard_optimizer(std::move(placements));
-  const auto gradients = train::BackwardSchedule::one_by_one(list());
+  const auto gradients = train::UnitSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };
   // This is ZeRO-3: units are whole only while they run.
   reduce_in_backward(gradients, reduce,

@@ -34,7 +34,7 @@ class Zero3Sharding : public train::Strategy {
   void drop(std::size_t unit) override;
 
  private:
-  // train::BackwardSchedule calls it when the gradient may be reduced.
+  // train::UnitSchedule calls it when the gradient may be reduced.
   void reduce_to_owner(std::size_t index);
 
   bool whole_model_;

@@ -19,7 +19,8 @@ namespace zero {
 /// Stages 0 to 3 in one class. Communication starts as early as possible and is waited for as late
 /// as possible:
 ///
-///   - a bucket of gradients is sent as soon as backward has filled it;
+///   - a bucket of gradients is sent when backward has filled it and those before it in the order
+///     that all ranks have, at stage 3 when its unit's backward is over;
 ///   - at stage 3 the next units are gathered while a unit runs;
 ///   - at stages 1 and 2, with the option defer_parameter_gather, updated parameters are gathered
 ///     while the next forward begins: each unit waits for its own.
@@ -30,7 +31,7 @@ namespace zero {
 /// What decides on the reduction of a bucket of gradients, in this order:
 ///
 ///     train::FlatParameterList   which parameters it has
-///     train::BackwardSchedule    when it may be reduced, after which other buckets
+///     train::UnitSchedule    when it may be reduced, after which other buckets
 ///     ReductionQueue             whether it waits for buckets in flight
 ///     train::FlatGradients       by which transfer. start_reduce() calls it, and finish_reduce()
 ///                                makes the result the `.grad` of what the optimizer updates

@@ -190,7 +190,7 @@ void Engine::verify_has_gradients() const {
   if (!strategy_->optimizer().is_offloaded()) return;
   throw Error(
       "gradients are not to be had with an offloaded optimizer, which takes them while backward() "
-      "runs: leave out the option offload");
+      "runs: leave out the options offload and offload_parameters");
 }
 
 at::Tensor Engine::gradient(const std::string& name) {
@@ -415,7 +415,7 @@ void Engine::end_step() {
 }
 
 train::Strategy& Engine::strategy() {
-  verify_backward_ended();
+  if (!strategy_->passes().is_running()) verify_backward_ended();
   return *strategy_;
 }
 

@@ -126,10 +126,10 @@ class Engine {
   at::Tensor gradient(const std::string& name);
   /// Calls `callback` at the end of the last backward() of each step, so before clipping, for each
   /// parameter of which this rank updates something. It may change `gradient` in place: masks,
-  /// noise. It is multiplied by loss_scale(), and zeros if no batch used it. An empty callback ends
-  /// it. Called by all ranks, between steps; throws zero::Error on all of them if only some pass a
-  /// callback, and with an optimizer that is offloaded. What the callback throws on any rank leaves
-  /// backward() on all.
+  /// noise. It is flat, multiplied by loss_scale(), and zeros if no batch used it. An empty
+  /// callback ends it. Called by all ranks, between steps; throws zero::Error on all of them if
+  /// only some pass a callback, and with an optimizer that is offloaded. What the callback throws
+  /// on any rank leaves backward() on all.
   void on_gradients(GradientCallback callback);
 
   /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From

@@ -41,7 +41,7 @@ void StepGradients::call(train::Strategy& strategy, const GradientCallback& call
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
       const train::ParameterShard& mine = strategy.placement(i).updated;
       if (!mine.tensor.defined() || !mine.tensor.grad().defined()) continue;
-      callback(strategy.list().parameters[i].name, mine.tensor.grad(), mine.begin);
+      callback(strategy.list().parameters[i].name, mine.tensor.grad().view({-1}), mine.begin);
     }
   });
   strategy.averaged_gradients().changed();

@@ -13,8 +13,8 @@
 
 namespace zero {
 
-/// What this rank has of a parameter's averaged gradient: from element `begin` of the flattened
-/// parameter on.
+/// What this rank has of a parameter's averaged gradient, flat: from element `begin` of the
+/// flattened parameter on.
 using GradientCallback =
     std::function<void(const std::string& name, const at::Tensor& gradient, std::int64_t begin)>;
 

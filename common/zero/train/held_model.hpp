@@ -38,7 +38,8 @@ class HeldModel {
   /// a module read parameters, and before another model's forward, which may.
   HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
             const std::function<void()>& before_read);
-  /// Without release(), marks the model as unusable, unless every parameter is whole.
+  /// Without release(), marks the model as unusable, unless every parameter is whole, in storage of
+  /// its own.
   ~HeldModel();
   HeldModel(const HeldModel&) = delete;
   HeldModel& operator=(const HeldModel&) = delete;

@@ -120,13 +120,13 @@ void Strategy::backward(const at::Tensor& loss) {
   passes_.backward(loss, reduces_now());
 }
 
-void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
-                                  BackwardSchedule::Reduce reduce, Units units) {
+void Strategy::reduce_in_backward(std::vector<UnitSchedule::Item> items,
+                                  UnitSchedule::Reduce reduce, Units units) {
   passes_.schedule().set_items(std::move(items), std::move(reduce), units, /*in_backward=*/true);
 }
 
-void Strategy::reduce_after_backward(std::vector<BackwardSchedule::Item> items,
-                                     BackwardSchedule::Reduce reduce) {
+void Strategy::reduce_after_backward(std::vector<UnitSchedule::Item> items,
+                                     UnitSchedule::Reduce reduce) {
   passes_.schedule().set_items(std::move(items), std::move(reduce), Units::kWhole,
                                /*in_backward=*/false);
 }
@@ -218,7 +218,7 @@ dist::CallScope Strategy::naming(std::size_t unit) const {
 
 void Strategy::reshard(std::size_t unit) {
   const nn::Unwatched unwatched;
-  BackwardSchedule& schedule = passes_.schedule();
+  UnitSchedule& schedule = passes_.schedule();
   schedule.release(unit);
   if (!schedule.is_held(unit)) {
     shown_.note_writes(unit);

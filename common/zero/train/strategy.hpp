@@ -152,7 +152,7 @@ class Strategy {
   /// rounds what it gathers shows the weights themselves for Gather::kRead. Runs within naming().
   virtual void gather(std::size_t /*unit*/, Gather /*why*/) {}
   /// Drops what this rank does not keep of the unit. Called when nobody uses it any more, which
-  /// BackwardSchedule::drop() decides.
+  /// UnitSchedule::drop() decides.
   virtual void drop(std::size_t /*unit*/) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
@@ -172,12 +172,12 @@ class Strategy {
   /// What this rank has of each parameter. The optimizer forgets all that it does not update.
   void shard_optimizer(Placements placements);
   /// From now on gradients are reduced while backward() runs, when they are complete and in the
-  /// same order on all ranks, and units are gathered and dropped: see BackwardSchedule.
-  void reduce_in_backward(std::vector<BackwardSchedule::Item> items,
-                          BackwardSchedule::Reduce reduce, Units units = Units::kWhole);
+  /// same order on all ranks, and units are gathered and dropped: see UnitSchedule.
+  void reduce_in_backward(std::vector<UnitSchedule::Item> items,
+                          UnitSchedule::Reduce reduce, Units units = Units::kWhole);
   /// The same in finish_backward(), last to first.
-  void reduce_after_backward(std::vector<BackwardSchedule::Item> items,
-                             BackwardSchedule::Reduce reduce);
+  void reduce_after_backward(std::vector<UnitSchedule::Item> items,
+                             UnitSchedule::Reduce reduce);
 
   // What it may call.
 
@@ -200,7 +200,7 @@ class Strategy {
   /// After it they cannot go on.
   dist::CallScope naming(std::size_t unit) const;
   /// Which units are in use, and how often they ran.
-  const BackwardSchedule& schedule() const { return passes_.schedule(); }
+  const UnitSchedule& schedule() const { return passes_.schedule(); }
 
   const dist::Mesh mesh_;
   dist::Communicator& communicator_;

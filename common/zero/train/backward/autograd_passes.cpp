@@ -20,7 +20,7 @@ using memory::Category;
 using memory::Charge;
 
 AutogradPasses::AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list,
-                               BackwardSchedule::Actions actions, Gradients gradients)
+                               UnitSchedule::Actions actions, Gradients gradients)
     : model_(model),
       list_(list),
       gradients_(std::move(gradients)),

@@ -10,7 +10,7 @@
 
 #include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/backward/unit_schedule.hpp>
 #include <zero/train/backward/forward_records.hpp>
 
 namespace zero::train {
@@ -37,14 +37,14 @@ class AutogradPasses : private nn::UnitHooks {
 
   /// Registers the hooks. `model` and `list`, its parameters, must outlive this object.
   AutogradPasses(nn::ModelUnits& model, const nn::ParameterList& list,
-                 BackwardSchedule::Actions actions, Gradients gradients);
+                 UnitSchedule::Actions actions, Gradients gradients);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
   AutogradPasses(const AutogradPasses&) = delete;
   AutogradPasses& operator=(const AutogradPasses&) = delete;
 
-  BackwardSchedule& schedule() { return schedule_; }
-  const BackwardSchedule& schedule() const { return schedule_; }
+  UnitSchedule& schedule() { return schedule_; }
+  const UnitSchedule& schedule() const { return schedule_; }
 
   /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.
   at::Tensor forward(const std::function<at::Tensor()>& pass,
@@ -86,7 +86,7 @@ class AutogradPasses : private nn::UnitHooks {
   const nn::ParameterList& list_;
   std::unordered_map<const nn::Unit*, std::size_t> index_;  // in list_.units
   Gradients gradients_;
-  BackwardSchedule schedule_;
+  UnitSchedule schedule_;
   ForwardRecords forwards_;
   GradientObserver observer_;
   bool has_hooks_ = true;

@@ -73,7 +73,7 @@ class Diary final : public Strategy {
       : Strategy(arguments), whole_(list().units.size(), false) {
     first_values().broadcast_all();
     reduce_in_backward(
-        BackwardSchedule::one_by_one(list()),
+        UnitSchedule::one_by_one(list()),
         [this](std::size_t i) { lines.push_back("reduce " + list().parameters[i].name); },
         Units::kGathered);
     passes().observe_gradients([this](std::size_t i, const at::Tensor&) {

@@ -83,8 +83,8 @@ void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value
   }
 }
 
-std::vector<BackwardSchedule::Item> FlatParameterList::items() const {
-  std::vector<BackwardSchedule::Item> items;
+std::vector<UnitSchedule::Item> FlatParameterList::items() const {
+  std::vector<UnitSchedule::Item> items;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     // An item without parameters is never reduced.
     items.push_back({unit_of_[b],
@@ -146,7 +146,7 @@ void FlatParameterList::wait_gathers() {
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
 }
 
-ParameterWrites FlatParameterList::collect_writes(const BackwardSchedule& schedule) {
+ParameterWrites FlatParameterList::collect_writes(const UnitSchedule& schedule) {
   ParameterWrites all;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
     all.add(buffers_[b].collect_writes(schedule.is_held(unit_of_[b])));

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/backward/unit_schedule.hpp>
 #include <zero/train/flat/flat_gradients.hpp>
 #include <zero/train/flat/flat_parameters.hpp>
 
@@ -35,9 +35,9 @@ class FlatParameterList {
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }
   FlatGradients& gradients(std::size_t b) { return gradients_[b]; }
   const std::vector<FlatParameters>& buffers() const { return buffers_; }
-  /// For BackwardSchedule: item k is buffer k. A frozen buffer has no parameters there and is never
+  /// For UnitSchedule: item k is buffer k. A frozen buffer has no parameters there and is never
   /// reduced.
-  std::vector<BackwardSchedule::Item> items() const;
+  std::vector<UnitSchedule::Item> items() const;
 
   /// FlatParameters::bring() of the buffer of parameter `index`.
   void bring(std::size_t index);
@@ -57,7 +57,7 @@ class FlatParameterList {
   /// Blocks until no gather is in flight.
   void wait_gathers();
   /// See FlatParameters::collect_writes(). `schedule`: whose scopes live.
-  ParameterWrites collect_writes(const BackwardSchedule& schedule);
+  ParameterWrites collect_writes(const UnitSchedule& schedule);
   void forget_writes();
   void drop_gradients();
   /// Blocks until nothing is left of the reductions that have finished.

@@ -8,23 +8,23 @@
 
 #include <zero/base/error.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
-#include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/backward/unit_schedule.hpp>
 
 namespace zero::train {
 
-BackwardSchedule::BackwardSchedule(const nn::ParameterList& list, Actions actions)
+UnitSchedule::UnitSchedule(const nn::ParameterList& list, Actions actions)
     : list_(list),
       actions_(std::move(actions)),
       item_of_(list.size(), 0),
       unit_state_(list.units.size()) {}
 
-std::vector<BackwardSchedule::Item> BackwardSchedule::one_by_one(const nn::ParameterList& list) {
+std::vector<UnitSchedule::Item> UnitSchedule::one_by_one(const nn::ParameterList& list) {
   std::vector<Item> items;
   for (std::size_t i = 0; i < list.size(); ++i) items.push_back({list.parameters[i].unit, {i}});
   return items;
 }
 
-void BackwardSchedule::set_items(std::vector<Item> items, Reduce reduce, Units units,
+void UnitSchedule::set_items(std::vector<Item> items, Reduce reduce, Units units,
                                  bool in_backward) {
   items_ = std::move(items);
   reduce_ = std::move(reduce);
@@ -54,18 +54,18 @@ void BackwardSchedule::set_items(std::vector<Item> items, Reduce reduce, Units u
   }
 }
 
-bool BackwardSchedule::trains(std::size_t parameter) const {
+bool UnitSchedule::trains(std::size_t parameter) const {
   return list_.parameters[parameter].tensor.requires_grad();
 }
 
-std::size_t BackwardSchedule::trainable_members(std::size_t item) const {
+std::size_t UnitSchedule::trainable_members(std::size_t item) const {
   return static_cast<std::size_t>(
       std::ranges::count_if(items_[item].parameters, [this](auto i) { return trains(i); }));
 }
 
 // ---- forward
 
-void BackwardSchedule::begin_forward(bool trains) {
+void UnitSchedule::begin_forward(bool trains) {
   if (in_forward_) restore_pending();
   in_forward_ = true;
   trains_ = trains;
@@ -75,11 +75,11 @@ void BackwardSchedule::begin_forward(bool trains) {
   }
 }
 
-void BackwardSchedule::restore_pending() {
+void UnitSchedule::restore_pending() {
   for (UnitState& unit : unit_state_) unit.pending = unit.before_forward;
 }
 
-void BackwardSchedule::enter_forward(std::size_t u, Gather why) {
+void UnitSchedule::enter_forward(std::size_t u, Gather why) {
   leave_units_for(u);
   if (c10::GradMode::is_enabled()) {
     UnitState& unit = unit_state_[u];
@@ -93,20 +93,20 @@ void BackwardSchedule::enter_forward(std::size_t u, Gather why) {
   ++unit_state_[u].running;
 }
 
-void BackwardSchedule::leave_forward(std::size_t u) {
+void UnitSchedule::leave_forward(std::size_t u) {
   if (unit_state_[u].running > 0) --unit_state_[u].running;
   // Unit 0 is the root.
   const bool waits_for_backward = u == 0 || units_ == Units::kGatheredOnce;
   if (!c10::GradMode::is_enabled() || !waits_for_backward) drop(u);
 }
 
-void BackwardSchedule::stop_forwards() {
+void UnitSchedule::stop_forwards() {
   for (UnitState& unit : unit_state_) unit.running = 0;
 }
 
 // ---- backward
 
-void BackwardSchedule::begin_backward(bool reduces) {
+void UnitSchedule::begin_backward(bool reduces) {
   if (std::exchange(in_forward_, false)) restore_pending();
   in_backward_ = true;
   reduces_ = reduces && reduces_in_backward_;
@@ -124,14 +124,14 @@ void BackwardSchedule::begin_backward(bool reduces) {
   }
 }
 
-void BackwardSchedule::enter_backward(std::size_t u) {
+void UnitSchedule::enter_backward(std::size_t u) {
   note_backward(u);
   leave_units_for(u);
   in_turn_.push_back(u);
   actions_.gather(u, Gather::kBackward);
 }
 
-void BackwardSchedule::gradient_ready(std::size_t parameter) {
+void UnitSchedule::gradient_ready(std::size_t parameter) {
   const std::size_t k = item_of_[parameter];
   if (k == items_.size()) return;
   if (item_state_[k] == State::kReduced) {
@@ -153,16 +153,16 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
 
 // True if no gradient of `u` can come any more and none of its parameters will be read. A frozen
 // one may be, for the gradient of the unit's input.
-bool BackwardSchedule::is_finished(std::size_t u) const {
+bool UnitSchedule::is_finished(std::size_t u) const {
   return std::ranges::all_of(unit_state_[u].items, [this](auto k) { return missing_[k] == 0; }) &&
          std::ranges::all_of(list_.units[u].parameters, [this](auto i) { return trains(i); });
 }
 
-bool BackwardSchedule::has_turn(std::size_t u) const {
+bool UnitSchedule::has_turn(std::size_t u) const {
   return !in_turn_.empty() && in_turn_.back() == u && !list_.has_inner(u) && pending(u) <= 1;
 }
 
-std::size_t BackwardSchedule::end_use() {
+std::size_t UnitSchedule::end_use() {
   const std::size_t u = in_turn_.back();
   in_turn_.pop_back();
   if (unit_state_[u].pending == 0) {
@@ -173,15 +173,15 @@ std::size_t BackwardSchedule::end_use() {
   return u;
 }
 
-void BackwardSchedule::end_uses() {
+void UnitSchedule::end_uses() {
   while (!in_turn_.empty()) end_use();
 }
 
-void BackwardSchedule::end_outside_use(std::size_t u) {
+void UnitSchedule::end_outside_use(std::size_t u) {
   if (unit_state_[u].outside > 0) --unit_state_[u].outside;
 }
 
-void BackwardSchedule::leave_units_for(std::size_t u) {
+void UnitSchedule::leave_units_for(std::size_t u) {
   // Gradients of a part under activation checkpointing are announced when all of it has ended.
   if (nn::SuppressGradientHooks::active()) return;
   std::vector<std::size_t> over;
@@ -192,7 +192,7 @@ void BackwardSchedule::leave_units_for(std::size_t u) {
   for (const std::size_t left : over) end_unit(left);
 }
 
-void BackwardSchedule::end_unit(std::size_t u) {
+void UnitSchedule::end_unit(std::size_t u) {
   if (!drops()) return;
   drop(u);
   if (is_held(u)) return;
@@ -202,7 +202,7 @@ void BackwardSchedule::end_unit(std::size_t u) {
 
 // `item` gets no more gradients. Reduces, in order, every item that may go now; if one before
 // `item` is still filling, `item` waits.
-void BackwardSchedule::reduce_in_order(std::size_t item) {
+void UnitSchedule::reduce_in_order(std::size_t item) {
   if (!reduces_) return;
   if (item_state_[item] == State::kFilling) item_state_[item] = State::kWaiting;
   for (; next_ < order_.size(); ++next_) {
@@ -215,21 +215,21 @@ void BackwardSchedule::reduce_in_order(std::size_t item) {
   }
 }
 
-void BackwardSchedule::stop_backward() {
+void UnitSchedule::stop_backward() {
   for (UnitState& unit : unit_state_) {
     unit.has_begun = false;
     if (std::exchange(unit.is_kept, false)) --unit.holders;
   }
 }
 
-void BackwardSchedule::end_backward() {
+void UnitSchedule::end_backward() {
   in_backward_ = false;
   drop_all();  // before reductions allocate
   for (const std::size_t k : order_) reduce_in_order(k);
   reset();
 }
 
-void BackwardSchedule::reduce_all() {
+void UnitSchedule::reduce_all() {
   if (reduces_in_backward_) return;
   for (const std::size_t k : order_) {
     if (trainable_members(k) > 0) reduce_(k);
@@ -238,23 +238,23 @@ void BackwardSchedule::reduce_all() {
 
 // ---- other uses
 
-void BackwardSchedule::hold(std::size_t u) {
+void UnitSchedule::hold(std::size_t u) {
   if (unit_state_[u].holders++ == 0) unit_state_[u].graphs_at_hold = graphs_of(u);
 }
 
-void BackwardSchedule::release(std::size_t u) {
+void UnitSchedule::release(std::size_t u) {
   UnitState& unit = unit_state_[u];
   if (unit.holders > 0) --unit.holders;
   if (!is_held(u) && !in_backward_ && graphs_of(u) > unit.graphs_at_hold) unit.was_read = true;
 }
 
-std::size_t BackwardSchedule::first_held() const {
+std::size_t UnitSchedule::first_held() const {
   const auto found =
       std::ranges::find_if(unit_state_, [](const auto& unit) { return unit.holders > 0; });
   return static_cast<std::size_t>(found - unit_state_.begin());
 }
 
-std::int64_t BackwardSchedule::graphs_of(std::size_t u) const {
+std::int64_t UnitSchedule::graphs_of(std::size_t u) const {
   std::int64_t graphs = 0;
   for (const std::size_t i : list_.units[u].parameters) {
     // Every graph that a parameter is part of ends in this node.
@@ -266,7 +266,7 @@ std::int64_t BackwardSchedule::graphs_of(std::size_t u) const {
   return graphs;
 }
 
-void BackwardSchedule::enter_other_pass(std::size_t u) {
+void UnitSchedule::enter_other_pass(std::size_t u) {
   end_outside_use(u);
   std::vector<std::size_t> over;
   while (!other_pass_.empty() && !list_.lies_within(u, other_pass_.back())) {
@@ -278,22 +278,22 @@ void BackwardSchedule::enter_other_pass(std::size_t u) {
   actions_.gather(u, Gather::kOther);
 }
 
-void BackwardSchedule::end_other_pass() {
+void UnitSchedule::end_other_pass() {
   for (const std::size_t u : std::exchange(other_pass_, {})) drop(u);
 }
 
 // ---- ends
 
-void BackwardSchedule::drop(std::size_t u) {
+void UnitSchedule::drop(std::size_t u) {
   if (is_in_use(u) || (units_ == Units::kGatheredOnce && in_backward_)) return;
   actions_.drop(u);
 }
 
-void BackwardSchedule::drop_all() {
+void UnitSchedule::drop_all() {
   for (std::size_t u = 0; u < unit_state_.size(); ++u) drop(u);
 }
 
-void BackwardSchedule::give_up() {
+void UnitSchedule::give_up() {
   if (std::exchange(in_backward_, false)) {
     // An exception has left backward(), at the same place on all ranks. Until then a rank may have
     // reduced items that others have not, whose batches leave out a parameter: all reduce all.
@@ -304,25 +304,25 @@ void BackwardSchedule::give_up() {
 }
 
 // The next backward begins anew.
-void BackwardSchedule::reset() {
+void UnitSchedule::reset() {
   end_uses();
   item_state_.assign(item_state_.size(), State::kAbsent);
   missing_.assign(missing_.size(), 0);
   reduces_ = false;
 }
 
-void BackwardSchedule::forget_uses() {
+void UnitSchedule::forget_uses() {
   for (UnitState& unit : unit_state_) unit.pending = unit.outside = 0;
 }
 
-void BackwardSchedule::forget_forwards() {
+void UnitSchedule::forget_forwards() {
   give_up();
   forget_uses();
   in_forward_ = false;
   drop_all();
 }
 
-void BackwardSchedule::forget_reads() {
+void UnitSchedule::forget_reads() {
   for (UnitState& unit : unit_state_) unit.was_read = false;
 }
 

@@ -5,7 +5,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
-#include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/backward/unit_schedule.hpp>
 
 namespace zero::train {
 namespace {
@@ -33,11 +33,11 @@ class Recorded {
  public:
   explicit Recorded(Units units = Units::kGathered) {
     schedule_.set_items(
-        BackwardSchedule::one_by_one(list),
+        UnitSchedule::one_by_one(list),
         [this](std::size_t i) { events_.push_back("reduce " + std::to_string(i)); }, units,
         /*in_backward=*/true);
   }
-  BackwardSchedule* operator->() { return &schedule_; }
+  UnitSchedule* operator->() { return &schedule_; }
 
   // A forward in which units run in this order, and the beginning of its backward.
   void forward(const Order& units) {
@@ -69,7 +69,7 @@ class Recorded {
  private:
   std::vector<bool> whole_ = std::vector<bool>(5, false);
   std::vector<std::string> events_;
-  BackwardSchedule schedule_{list,
+  UnitSchedule schedule_{list,
                              {.gather = [this](std::size_t u, Gather) { whole_[u] = true; },
                               .drop =
                                   [this](std::size_t u) {
@@ -78,7 +78,7 @@ class Recorded {
                                   }}};
 };
 
-TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
+TEST(UnitSchedule, ReducesAUnitInItsTurn) {
   Recorded schedule;
   schedule.used_once();
   schedule.backward({0, 4});
@@ -96,7 +96,7 @@ TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
   EXPECT_THAT(schedule.rest(), ElementsAre("reduce 1", "reduce 0"));
 }
 
-TEST(BackwardSchedule, ReducesAUnitAroundOthersWhenItIsOver) {
+TEST(UnitSchedule, ReducesAUnitAroundOthersWhenItIsOver) {
   Recorded schedule;
   schedule.used_once();
   schedule.backward({0, 1, 2});
@@ -110,7 +110,7 @@ TEST(BackwardSchedule, ReducesAUnitAroundOthersWhenItIsOver) {
   EXPECT_THAT(schedule.rest(), ElementsAre("reduce 3", "reduce 2", "reduce 1", "reduce 0"));
 }
 
-TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
+TEST(UnitSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
   for (const bool in_a_row : {false, true}) {
     Recorded schedule;
     schedule.forward({0, 1, 2, 3, 4, 4});
@@ -131,7 +131,7 @@ TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
   }
 }
 
-TEST(BackwardSchedule, KeepsTheUsesOfAStepThroughAnEvaluation) {
+TEST(UnitSchedule, KeepsTheUsesOfAStepThroughAnEvaluation) {
   Recorded schedule;
   schedule.forward({0, 4, 4});
   schedule->begin_forward(/*trains=*/false);
@@ -141,7 +141,7 @@ TEST(BackwardSchedule, KeepsTheUsesOfAStepThroughAnEvaluation) {
 }
 
 // A loss of the program's own, such as one of two predictions.
-TEST(BackwardSchedule, CountsUsesOutsideOfAForwardPass) {
+TEST(UnitSchedule, CountsUsesOutsideOfAForwardPass) {
   Recorded schedule;
   for (int use = 0; use < 3; ++use) schedule.run(4);
   schedule->enter_other_pass(4);  // another backward has used up one
@@ -162,7 +162,7 @@ TEST(BackwardSchedule, CountsUsesOutsideOfAForwardPass) {
 
 // A part under activation checkpointing runs forward again inside backward, and its gradients are
 // announced when its own backward is over.
-TEST(BackwardSchedule, EndsNoUnitInsideACheckpointedPart) {
+TEST(UnitSchedule, EndsNoUnitInsideACheckpointedPart) {
   Recorded schedule;
   schedule.used_once();
   schedule.backward({0});
@@ -178,7 +178,7 @@ TEST(BackwardSchedule, EndsNoUnitInsideACheckpointedPart) {
   EXPECT_EQ(schedule->uses(4), 1) << "to run again is no use";
 }
 
-TEST(BackwardSchedule, KeepsForTheEndWhatIsHeld) {
+TEST(UnitSchedule, KeepsForTheEndWhatIsHeld) {
   Recorded schedule;
   schedule->hold(4);
   schedule.used_once();
@@ -190,7 +190,7 @@ TEST(BackwardSchedule, KeepsForTheEndWhatIsHeld) {
   EXPECT_EQ(schedule.rest().front(), "reduce 4");
 }
 
-TEST(BackwardSchedule, KeepsParametersBesideFrozenOnesUntilTheUnitIsOver) {
+TEST(UnitSchedule, KeepsParametersBesideFrozenOnesUntilTheUnitIsOver) {
   Recorded schedule;
   schedule.list.units[4].parameters.push_back(5);
   schedule.list.parameters.push_back({"d.frozen", at::ones({1}), 4, {}});
@@ -202,7 +202,7 @@ TEST(BackwardSchedule, KeepsParametersBesideFrozenOnesUntilTheUnitIsOver) {
   EXPECT_THAT(schedule.events(), ElementsAre("drop 4"));
 }
 
-TEST(BackwardSchedule, ForgetsForwardsThatNoBackwardFollowed) {
+TEST(UnitSchedule, ForgetsForwardsThatNoBackwardFollowed) {
   Recorded schedule;
   const auto goes_at_once = [&] {
     schedule->begin_backward(true);
@@ -231,7 +231,7 @@ TEST(BackwardSchedule, ForgetsForwardsThatNoBackwardFollowed) {
   EXPECT_TRUE(goes_at_once()) << "after an update no backward of earlier forwards comes";
 }
 
-TEST(BackwardSchedule, HasOneOrderWhateverTheOrderOfArrival) {
+TEST(UnitSchedule, HasOneOrderWhateverTheOrderOfArrival) {
   std::mt19937 generator(1);
   for (int round = 0; round < 50; ++round) {
     std::vector<std::size_t> arrival = {0, 1, 2, 3, 4};
@@ -257,7 +257,7 @@ TEST(BackwardSchedule, HasOneOrderWhateverTheOrderOfArrival) {
   }
 }
 
-TEST(BackwardSchedule, ReducesNothingWhileMicroBatchesAddUp) {
+TEST(UnitSchedule, ReducesNothingWhileMicroBatchesAddUp) {
   Recorded schedule;
   schedule.used_once();
   schedule->begin_backward(/*reduces=*/false);
@@ -267,7 +267,7 @@ TEST(BackwardSchedule, ReducesNothingWhileMicroBatchesAddUp) {
   EXPECT_THAT(schedule.rest(), IsEmpty());
 }
 
-TEST(BackwardSchedule, RefusesAGradientThatCameTooLate) {
+TEST(UnitSchedule, RefusesAGradientThatCameTooLate) {
   Recorded schedule(Units::kWhole);
   schedule->begin_backward(true);
   schedule->gradient_ready(4);
@@ -281,7 +281,7 @@ TEST(BackwardSchedule, RefusesAGradientThatCameTooLate) {
 }
 
 // An operation with a gradient that was there before hold() says nothing of what happened since.
-TEST(BackwardSchedule, HoldsAUnitThatWasReadWithAGradientThroughTheNextBackward) {
+TEST(UnitSchedule, HoldsAUnitThatWasReadWithAGradientThroughTheNextBackward) {
   Recorded schedule;
   const at::Tensor& weight = schedule.list.parameters[4].tensor;
   const at::Tensor older = weight.sum();

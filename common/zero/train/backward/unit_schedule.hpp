@@ -46,7 +46,7 @@ enum class Units : std::uint8_t {
 /// There are two exceptions. A unit that is used several times has its turn in its last backward.
 /// Units inside another one are gathered during its backward, so its own items are reduced when it
 /// is over, and those of the root at the end of backward.
-class BackwardSchedule {
+class UnitSchedule {
  public:
   /// Parameters whose gradients are reduced together.
   struct Item {
@@ -67,7 +67,7 @@ class BackwardSchedule {
   using Reduce = std::function<void(std::size_t item)>;
 
   /// `list` must outlive the schedule. It reduces nothing before set_items().
-  BackwardSchedule(const nn::ParameterList& list, Actions actions);
+  UnitSchedule(const nn::ParameterList& list, Actions actions);
 
   /// One item for each parameter.
   static std::vector<Item> one_by_one(const nn::ParameterList& list);
