@@ -58,7 +58,6 @@ class ShardedDataParallel : public train::Strategy {
   void bring(std::size_t index) override;
   train::Costs costs() const override;
 
-  const ShardingOptions& options() const { return options_; }
   /// The most bytes of gradients that were in flight at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, unit by unit, the root's first.

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include <00_simple_ddp/simple_ddp.hpp>
-#include <zero/distributed/mesh.hpp>
 
 namespace zero {
 

@@ -3,7 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <zero/base/error.hpp>
 #include <zero/base/keys.hpp>
 #include <zero/engine_config.hpp>
 

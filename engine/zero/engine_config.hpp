@@ -8,7 +8,6 @@
 #include <07_zero_plus_plus/zero_plus_plus.hpp>
 #include <10_offload/offload_options.hpp>
 #include <zero/base/keys.hpp>
-#include <zero/distributed/mesh.hpp>
 #include <zero/train/loop/loss_scale.hpp>
 #include <zero/train/loop/step.hpp>
 

@@ -39,9 +39,7 @@ std::string StepChecks::problem_of_backward(const at::Tensor& loss) const {
     return "backward() of a loss that is not one real number with a gradient on {ranks}: take what "
            "forward() returned, or what was computed from it, without detach() or NoGradGuard";
   }
-  try {
-    strategy_.passes().forwards().verify_fresh(loss);
-  } catch (const Error&) {
+  if (!strategy_.passes().forwards().is_fresh(loss)) {
     return "backward() of a loss whose forward() came before the last update, on {ranks}: its "
            "gradients would be those of weights that are gone; call forward() again after the "
            "update";

@@ -23,11 +23,6 @@ struct StepMetrics {
   double loss_terms = 0;               ///< of all ranks; 0 if the batches do not say how many
   double seconds = 0;                  ///< since the end of the step before
   double exposed_seconds = 0;          ///< of them, those that this rank waited for collectives
-
-  /// 100 if this rank never waited for a collective: the seconds that are not exposed, of all. It
-  /// is no comparison with a run that sends nothing, because what this rank does itself for others
-  /// (copies, sums, a slower computation beside them) is not exposed.
-  double percent_of_compute_alone() const { return 100 * (1 - exposed_seconds / seconds); }
 };
 
 /// Called after each step, on every rank.

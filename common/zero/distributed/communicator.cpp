@@ -108,8 +108,6 @@ void Communicator::set_hosts(std::vector<int> hosts) {
   connection_->hosts = std::move(hosts);
 }
 
-Backend* Communicator::backend() const { return connection_->cpu.get(); }
-
 std::unique_ptr<Backend> Communicator::replace_backend(std::unique_ptr<Backend> other) {
   return std::exchange(connection_->cpu, std::move(other));
 }

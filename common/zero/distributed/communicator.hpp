@@ -22,7 +22,8 @@ struct Connection;
 
 /// A group of ranks and its collectives. All ranks of the group must call the same operations in
 /// the same order with the same shapes, dtypes, roots and purposes; if they do not, all of them
-/// soon throw zero::Error that names two of the calls. Each call returns at once, with the transfer
+/// soon throw zero::Error that names two of the calls, or, on devices, wait for the time limit or
+/// take each other's bytes (matches_calls()). Each call returns at once, with the transfer
 /// in flight; do not read or write the tensors before waiting on the handle. Tensors must be
 /// contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements are allowed
 /// everywhere. With one rank nothing is sent and every operation is the identity.
@@ -135,9 +136,8 @@ class Communicator final {
   void set_step(std::int64_t step);
   std::int64_t step() const { return parent_ != nullptr ? parent_->step() : step_; }
 
-  /// The backend of CPU tensors; null for one rank.
-  Backend* backend() const;
-  /// Puts `other` in its place and returns it, for tests that watch or disturb what is sent.
+  /// Puts `other` in the place of the backend of CPU tensors and returns that, for tests that watch
+  /// or disturb what is sent.
   std::unique_ptr<Backend> replace_backend(std::unique_ptr<Backend> other);
 
  private:

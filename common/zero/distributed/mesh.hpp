@@ -66,8 +66,6 @@ class Mesh {
   Mesh with_shards(std::int64_t shard_size) const;
 
   Communicator& world() const { return *world_; }
-  /// With the sizes filled in.
-  const std::vector<Axis>& axes() const { return axes_; }
   /// The group along `axis`: its size() is that of the axis, its rank() this rank's coordinate.
   /// `world` itself if the axis has all ranks. Throws zero::Error for an unknown axis.
   Communicator& along(std::string_view axis) const;

@@ -33,7 +33,7 @@ struct Call {
   std::int64_t bytes;               ///< of the tensor
   std::int64_t step;                ///< see Communicator::set_step()
   std::string_view public_call;     ///< see CallScope
-  std::uint64_t fingerprint = 0;    ///< of a collective: see CallLog. Ranks with others never meet.
+  std::uint64_t fingerprint = 0;    ///< of a collective: see CallLog and Backend
   int root = -1;                    ///< of a broadcast or reduce; the other rank of a message
   int divisor = 1;                  ///< of the sum
   bool adds_sums = false;           ///< see Reduction::average_of_sums()

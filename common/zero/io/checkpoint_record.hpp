@@ -27,7 +27,7 @@ struct Record {
   CheckpointInfo info;           ///< world_size and optimizer filled in
 };
 
-/// Throws zero::Error for impossible steps and positions.
+/// Throws zero::Error for an impossible step.
 void check_info(const CheckpointInfo& info);
 
 /// The text of checkpoint.json, which ends with a checksum of itself.

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <limits>
 #include <mutex>
-#include <string>
 #include <unordered_map>
 #include <utility>
 

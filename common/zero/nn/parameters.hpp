@@ -69,7 +69,7 @@ std::string path_to(const std::string& path, const std::string& name);
 
 /// Lists the parameters of `root`, which always counts as a unit, and of the units inside that are
 /// modules of class Unit; UnitInfo::unit is null for a root that is none. Throws zero::Error for a
-/// model without a trainable parameter, for a parameter that is not contiguous, for two different
+/// model without a parameter, for a parameter that is not contiguous, for two different
 /// parameters that share memory, and for a model that is split over two tensor axes.
 /// Without those whose path is one of `ignored`, which match_name() compares; throws zero::Error
 /// for one that no parameter has. A tied parameter is left out if all its paths are ignored.

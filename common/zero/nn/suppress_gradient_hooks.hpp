@@ -4,9 +4,9 @@
 
 namespace zero::nn {
 
-/// While it lives, a backward pass on this thread calls no hooks of parameters, such as those of
-/// on_gradient_ready(), because it runs inside another one (a checkpoint takes them away). The
-/// outer one adds more to the same gradients and calls them when these are complete.
+/// While it lives, a backward pass on this thread runs inside another one, for a checkpoint, which
+/// takes the hooks of its parameters away: the outer one adds more to the same gradients and calls
+/// the hooks when these are complete. Until then no unit is over.
 using SuppressGradientHooks = ScopedFlag<struct SuppressGradientHooksTag>;
 
 }  // namespace zero::nn

@@ -1,6 +1,6 @@
 #pragma once
 
-// Private to zero/optim: what optimizers have in common that are made around another.
+// What optimizers have in common that are made around another.
 
 #include <torch/types.h>
 

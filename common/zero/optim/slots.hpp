@@ -1,6 +1,6 @@
 #pragma once
 
-// Private to zero/optim: what an optimizer keeps for each of its parameters.
+// For optimizers: what an optimizer keeps for each of its parameters.
 
 #include <torch/types.h>
 

@@ -51,8 +51,8 @@ class AveragedGradients {
   /// to report(). Chapter 08: first adds up, over the tensor axis, the gradients of parameters on
   /// the residual stream (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Blocks.
   void complete(bool is_last_micro_batch);
-  /// Until forget(): whether the caller exchanges report() after complete(). Acts on this rank
-  /// alone; all ranks must set the same.
+  /// Whether the caller exchanges report() after complete(), from now on. Acts on this rank alone;
+  /// all ranks must set the same.
   void leave_to_report(bool leave) { leaves_to_report_ = leave; }
 
   // After complete() of the last micro-batch:

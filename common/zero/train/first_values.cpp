@@ -1,6 +1,4 @@
-#include <fmt/format.h>
 
-#include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/broadcast_buffers.hpp>

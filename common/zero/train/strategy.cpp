@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -109,7 +108,11 @@ at::Tensor Strategy::forward(const std::function<at::Tensor()>& pass,
 }
 
 void Strategy::backward(const at::Tensor& loss) {
-  passes_.forwards().verify_fresh(loss);
+  if (!passes_.forwards().is_fresh(loss)) {
+    throw Error(
+        "backward() of a loss whose forward() came before the last update: its gradients would be "
+        "those of weights that are gone; call forward() again after the update");
+  }
   if (awaits_reduction_) {
     throw Error(
         "backward() a second time before finish_backward(): call finish_backward() after every "

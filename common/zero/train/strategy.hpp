@@ -52,8 +52,7 @@ class Strategy {
 
   /// What `pass` computes with the model, a loss of `loss_terms` terms (none: not said); without a
   /// graph (at::NoGradGuard) predictions, or any tensor. @throws zero::Error on all ranks, at
-  /// stages that gather units, if ranks ran other units or in another order: what was computed is
-  /// lost then.
+  /// stages that gather units, if ranks gather different ones: see naming().
   virtual at::Tensor forward(const std::function<at::Tensor()>& pass,
                              std::optional<std::int64_t> loss_terms = {});
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
@@ -173,11 +172,10 @@ class Strategy {
   void shard_optimizer(Placements placements);
   /// From now on gradients are reduced while backward() runs, when they are complete and in the
   /// same order on all ranks, and units are gathered and dropped: see UnitSchedule.
-  void reduce_in_backward(std::vector<UnitSchedule::Item> items,
-                          UnitSchedule::Reduce reduce, Units units = Units::kWhole);
+  void reduce_in_backward(std::vector<UnitSchedule::Item> items, UnitSchedule::Reduce reduce,
+                          Units units = Units::kWhole);
   /// The same in finish_backward(), last to first.
-  void reduce_after_backward(std::vector<UnitSchedule::Item> items,
-                             UnitSchedule::Reduce reduce);
+  void reduce_after_backward(std::vector<UnitSchedule::Item> items, UnitSchedule::Reduce reduce);
 
   // What it may call.
 
@@ -196,8 +194,8 @@ class Strategy {
   /// Notes which parameters have a gradient, before they are reduced together.
   void note_used(const std::vector<std::size_t>& indices);
   /// While it lives, collectives that send parameters carry the name of unit `unit`: ranks that
-  /// gather different units never take each other's values, but throw an error that names both.
-  /// After it they cannot go on.
+  /// gather different units never take each other's values, but throw an error that names both
+  /// (dist::Communicator::matches_calls()). After it they cannot go on.
   dist::CallScope naming(std::size_t unit) const;
   /// Which units are in use, and how often they ran.
   const UnitSchedule& schedule() const { return passes_.schedule(); }

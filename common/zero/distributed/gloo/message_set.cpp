@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <thread>
-#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/gloo/message_set.hpp>

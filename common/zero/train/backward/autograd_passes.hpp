@@ -10,8 +10,8 @@
 
 #include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/backward/unit_schedule.hpp>
 #include <zero/train/backward/forward_records.hpp>
+#include <zero/train/backward/unit_schedule.hpp>
 
 namespace zero::train {
 

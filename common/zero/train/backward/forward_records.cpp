@@ -1,9 +1,9 @@
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
-#include <zero/base/error.hpp>
 #include <zero/train/backward/forward_records.hpp>
 
 namespace zero::train {
@@ -51,13 +51,8 @@ std::optional<double> ForwardRecords::loss_terms(const at::Tensor& loss) const {
   return sum / static_cast<double>(records.size());
 }
 
-void ForwardRecords::verify_fresh(const at::Tensor& loss) const {
-  for (const Record& record : of(loss)) {
-    if (record.version == version_) continue;
-    throw Error(
-        "backward() of a loss whose forward() came before the last update: its gradients would be "
-        "those of weights that are gone; call forward() again after the update");
-  }
+bool ForwardRecords::is_fresh(const at::Tensor& loss) const {
+  return std::ranges::all_of(of(loss), [&](const auto& r) { return r.version == version_; });
 }
 
 }  // namespace zero::train

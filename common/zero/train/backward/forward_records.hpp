@@ -32,8 +32,8 @@ class ForwardRecords {
   /// several, nothing if there was none or one of them did not say it.
   std::optional<double> loss_terms(const at::Tensor& loss) const;
 
-  /// Throws zero::Error if the weights have changed since one of those forwards.
-  void verify_fresh(const at::Tensor& loss) const;
+  /// Whether the weights have not changed since any of those forwards.
+  bool is_fresh(const at::Tensor& loss) const;
 
  private:
   std::vector<Record> of(const at::Tensor& loss) const;

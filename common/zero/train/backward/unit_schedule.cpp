@@ -25,7 +25,7 @@ std::vector<UnitSchedule::Item> UnitSchedule::one_by_one(const nn::ParameterList
 }
 
 void UnitSchedule::set_items(std::vector<Item> items, Reduce reduce, Units units,
-                                 bool in_backward) {
+                             bool in_backward) {
   items_ = std::move(items);
   reduce_ = std::move(reduce);
   units_ = units;

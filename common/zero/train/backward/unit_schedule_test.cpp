@@ -70,12 +70,12 @@ class Recorded {
   std::vector<bool> whole_ = std::vector<bool>(5, false);
   std::vector<std::string> events_;
   UnitSchedule schedule_{list,
-                             {.gather = [this](std::size_t u, Gather) { whole_[u] = true; },
-                              .drop =
-                                  [this](std::size_t u) {
-                                    if (whole_[u]) events_.push_back("drop " + std::to_string(u));
-                                    whole_[u] = false;
-                                  }}};
+                         {.gather = [this](std::size_t u, Gather) { whole_[u] = true; },
+                          .drop =
+                              [this](std::size_t u) {
+                                if (whole_[u]) events_.push_back("drop " + std::to_string(u));
+                                whole_[u] = false;
+                              }}};
 };
 
 TEST(UnitSchedule, ReducesAUnitInItsTurn) {
