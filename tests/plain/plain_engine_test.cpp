@@ -245,30 +245,7 @@ TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
   });
 }
 
-// Rank 1 leaves a branch out: below stage 3 its unit gets zeros, at stage 3 nothing can be
-// gathered.
-TEST_P(PlainEngineOnRanks, OneRankMaySkipABranchBelowStage3) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> first;
-    for (const int stage : {0, 1, 2}) {
-      at::manual_seed(7);
-      Wide net;
-      Engine engine(net, communicator, optim::adamw(), {.stage = stage});
-      for (int number = 0; number < 3; ++number) {
-        at::manual_seed(100 * number + communicator.rank());
-        engine.backward(engine.forward([&] {
-          if (communicator.rank() == 0) return net.loss();
-          const at::Tensor x = at::randn({4, Wide::kWidth});
-          return net.head(net.linear(0).forward(x)).square().mean();
-        }));
-        engine.step();
-      }
-      if (first.empty()) first = whole_weights(engine.strategy());
-      EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), first));
-    }
-  });
-}
-
+// Below stage 3, where nothing is gathered, a rank may (tests/fuzz).
 TEST_P(PlainEngineOnRanks, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     Wide net;
