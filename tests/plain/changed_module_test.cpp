@@ -1,4 +1,4 @@
-// A plain module that is not what the engine was made with.
+// A plain module that is not what the engine was made with, or that another engine has.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,6 +39,24 @@ TEST(ChangedModule, IsAnErrorOfBackwardOnAllRanks) {
       expect_error([&] { train_once(engine, net); },
                    {"added, replaced or taken out", stage == 3 ? "ranks 0, 1" : "rank 1"});
     }
+  });
+}
+
+TEST(HeldModule, IsRefusedOnAllRanksUntilItIsReleased) {
+  on_all_stages(2, [](dist::Communicator& communicator, int stage) {
+    TwoLayers net;
+    std::optional<Engine> engine;
+    const auto make = [&](std::optional<Engine>& into) {
+      into.emplace(net, communicator, optim::adamw(), EngineConfig{.stage = stage});
+    };
+    make(engine);
+    std::optional<Engine> second;
+    expect_error([&] { make(second); }, {"held by another strategy", "release()"});
+    engine->release();
+    make(second);
+    train_once(*second, net);
+    second.reset();
+    expect_error([&] { make(second); }, {"destroyed without release()", "anew"});
   });
 }
 
