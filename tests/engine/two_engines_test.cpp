@@ -203,34 +203,84 @@ TEST_P(TwoEngines, RefuseABackwardThroughAModelWhoseStepIsOpen) {
   });
 }
 
+// A generator that learns through its critic, both of LibTorch's modules.
+struct PlainGan {
+  PlainGan(dist::Communicator& communicator, const EngineConfig& config)
+      : generator(*made, communicator, adamw(), config),
+        critic(*judge, communicator, adamw(), config) {}
+  static optim::OptimizerFactory adamw() {
+    return wrapped<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+  }
+  static torch::nn::Sequential layers(std::int64_t outputs) {
+    at::manual_seed(static_cast<std::uint64_t>(outputs));
+    return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::Tanh(),
+                                 torch::nn::Linear(32, outputs));
+  }
+  torch::nn::Sequential made = layers(8), judge = layers(1);
+  Engine generator, critic;
+};
+
+// What both have seen and become in three steps.
+std::vector<at::Tensor> trained_plain_gan(dist::Communicator& communicator,
+                                          const EngineConfig& config, bool evaluates) {
+  PlainGan gan(communicator, config);
+  std::vector<at::Tensor> seen;
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor z = Gan::random(communicator.rank(), step, 8);
+    const at::Tensor fake = gan.generator.evaluate([&] { return gan.made->forward(z); });
+    gan.critic.backward(
+        gan.critic.forward([&] { return at::softplus(gan.judge->forward(fake)).mean(); }));
+    gan.critic.step();
+    const auto loss = [&] {
+      return at::softplus(-gan.judge->forward(gan.made->forward(z))).mean();
+    };
+    if (evaluates) seen.push_back(gan.generator.evaluate(loss));
+    gan.generator.backward(gan.generator.forward(loss));
+    gan.generator.step();
+  }
+  for (Engine* const engine : {&gan.generator, &gan.critic}) {
+    for (const at::Tensor& weight : whole_weights(engine->strategy())) seen.push_back(weight);
+  }
+  return seen;
+}
+
+TEST_P(TwoEngines, WaitForLateValuesOfAPlainModuleOfTheOther) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const EngineConfig& config : two_engine_options()) {
+      if (!config.defer_parameter_gather) continue;
+      EngineConfig at_once = config;
+      at_once.defer_parameter_gather = false;
+      for (const bool evaluates : {false, true}) {
+        EXPECT_TRUE(same_bits(trained_plain_gan(communicator, config, evaluates),
+                              trained_plain_gan(communicator, at_once, evaluates)))
+            << base::text_of(config);
+      }
+    }
+  });
+}
+
 // As by LibTorch, if the plain critic had been updated in between by its optimizer.
 TEST_P(TwoEngines, RefuseABackwardThroughValuesFromBeforeAnUpdate) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    at::manual_seed(7);
-    torch::nn::Sequential made(torch::nn::Linear(8, 8));
-    torch::nn::Sequential judge(torch::nn::Linear(8, 32), torch::nn::Tanh(),
-                                torch::nn::Linear(32, 1));
-    const auto adamw = wrapped<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
-    Engine generator(*made, communicator, adamw, {.stage = stage});
-    Engine critic(*judge, communicator, adamw, {.stage = stage});
+    PlainGan gan(communicator, {.stage = stage});
     const at::Tensor z = Gan::random(communicator.rank(), 0, 8);
     const auto whole = [&] {
       std::vector<std::unique_ptr<train::UnshardedParameters>> held;
-      for (std::size_t u = 0; u < critic.strategy().list().units.size(); ++u) {
-        held.push_back(std::make_unique<train::UnshardedParameters>(critic.strategy(), u));
+      for (std::size_t u = 0; u < gan.critic.strategy().list().units.size(); ++u) {
+        held.push_back(std::make_unique<train::UnshardedParameters>(gan.critic.strategy(), u));
       }
       return held;
     };
-    critic.backward(critic.forward([&] { return judge->forward(z).mean(); }));
+    gan.critic.backward(gan.critic.forward([&] { return gan.judge->forward(z).mean(); }));
     at::Tensor loss;
     {
       const auto held = whole();
-      loss = generator.forward([&] { return judge->forward(made->forward(z)).mean(); });
+      loss = gan.generator.forward([&] { return gan.judge->forward(gan.made->forward(z)).mean(); });
     }
-    critic.step();
+    gan.critic.step();
     const auto held = whole();
-    EXPECT_THROW(generator.backward(loss), c10::Error);
-    generator.give_up_step();
+    EXPECT_THROW(gan.generator.backward(loss), c10::Error);
+    gan.generator.give_up_step();
   });
 }
 
