@@ -48,8 +48,7 @@ at::Tensor forward(Method& method, at::Tensor x, bool takes_branch) {
   });
 }
 
-// The bytes under a tensor, and under what autograd saved of it: replaces them, takes them away,
-// and gives new ones, with no values yet.
+// Replaces the bytes under a tensor; what autograd has saved of it has the new ones, too.
 void set_bytes(const at::Tensor& tensor, at::DataPtr bytes, std::size_t size) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(std::move(bytes));  // the old ones are freed
@@ -189,7 +188,7 @@ std::string train(Communicator& ranks, const std::string& name) {
     method.end_backward();
     for (int layer = 0; layer < kLayers; ++layer) {  // the next gather brings the new weight
       const at::Tensor& weight = method.weights[layer];
-      if (method.owns(layer)) raw(weight).sub_(weight.grad(), /*alpha=*/0.1);
+      if (method.owns(layer)) raw(weight).sub_(weight.grad(), /*alpha=*/0.3);
       weight.mutable_grad().reset();
     }
     const auto held = zero::memory::snapshot();

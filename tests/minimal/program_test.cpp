@@ -93,6 +93,73 @@ TEST_P(SmallPrograms, UnderAutogradPrintWhatTheirOwnBackwardPrints) {
   }
 }
 
+// What units.cpp prints of one method, "zero3" or "ddp".
+struct UnitsOutput {
+  std::map<std::pair<int, int>, std::string> losses;  // by rank and step
+  std::map<int, std::set<std::string>> bytes;         // by rank: "at rest, at the peak"
+  std::set<std::string> calls, digests;
+};
+
+UnitsOutput printed_by_units(int ranks, const std::string& method) {
+  UnitsOutput output;
+  std::istringstream lines(testing::printed_by_small_program("03_zero3", ranks, "units"));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name, what, text, held, peak;
+    int rank = 0;
+    words >> rank >> name >> what;
+    if (name != method) continue;
+    std::getline(words, text);
+    if (what == "calls") output.calls.insert(text);
+    if (what == "digest") output.digests.insert(text);
+    if (what == "calls" || what == "digest") continue;
+    std::istringstream(text) >> output.losses[{rank, std::stoi(what)}] >> held >> peak;
+    output.bytes[rank].insert(fmt::format("{}, {}", held, peak));
+  }
+  return output;
+}
+
+// The layers of units.cpp by unit: the root, A, B and C.
+const std::vector<std::vector<int>> kLayersOfUnits = {{0, 6}, {1, 3}, {2}, {4, 5}};
+
+// Bytes of a rank's weights there: at rest, and at the peak, when backward is in B or in C.
+std::pair<std::int64_t, std::int64_t> units_bytes(int ranks, int rank) {
+  const std::vector<std::int64_t> elements = {13 * 20, 21 * 24, 25 * 22, 23 * 22,
+                                              23 * 18, 19 * 22, 23 * 11};
+  const auto bytes_of = [&](const std::vector<int>& units, bool owned) {
+    std::int64_t bytes = 0;
+    for (const int unit : units) {
+      for (const int layer : kLayersOfUnits[static_cast<std::size_t>(unit)]) {
+        if ((layer % ranks == rank) == owned)
+          bytes += 4 * elements[static_cast<std::size_t>(layer)];
+      }
+    }
+    return bytes;
+  };
+  const std::int64_t own = bytes_of({0, 1, 2, 3}, true);
+  return {own, own + std::max(bytes_of({0, 1, 2}, false), bytes_of({0, 3}, false))};
+}
+
+constexpr const char* kUnitsCalls =
+    "gather root gather A gather B gather C gather C gather C reduce C gather A gather B reduce B "
+    "reduce A reduce root";
+
+TEST_P(SmallPrograms, ByUnitHoldTheUnitsThatRunAndEndWithTheWeightsOfDdp) {
+  const int ranks = GetParam();
+  const UnitsOutput zero3 = printed_by_units(ranks, "zero3"), ddp = printed_by_units(ranks, "ddp");
+  ASSERT_EQ(zero3.losses.size(), static_cast<std::size_t>(ranks * exercise::kSteps));
+  EXPECT_EQ(zero3.losses, ddp.losses);
+  EXPECT_EQ(zero3.digests.size(), 1U);
+  EXPECT_EQ(zero3.digests, ddp.digests);
+  EXPECT_EQ(zero3.calls, std::set{std::string(" ") + kUnitsCalls}) << "also on rank 1";
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto [held, peak] = units_bytes(ranks, rank);
+    EXPECT_EQ(zero3.bytes.at(rank), std::set{fmt::format("{}, {}", held, peak)}) << rank;
+    const std::int64_t all = units_bytes(1, 0).first;
+    EXPECT_EQ(ddp.bytes.at(rank), std::set{fmt::format("{}, {}", all, all)}) << rank;
+  }
+}
+
 // The losses by rank of the data axis and step.
 std::map<std::pair<int, int>, std::set<std::string>> losses_of(const testing::SmallOutput& output,
                                                                int tensor_ranks) {
@@ -259,6 +326,28 @@ TEST(SmallProgramText, UnderAutogradHasAtMost170LinesAndFewThatAreNew) {
   EXPECT_LE(lines_added(zero2, zero3), 40);
 }
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/" + path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(SmallProgramText, ByUnitHasAtMost220LinesAndItsPageQuotesThem) {
+  EXPECT_LE(lines_of(source_of("03_zero3", "units")), 220);
+  const std::string page = text_of("03_zero3/units.md"),
+                    sources = text_of("03_zero3/units.cpp") +
+                              text_of("03_zero3/zero3_sharding.cpp") +
+                              text_of("common/zero/nn/before_backward.cpp");
+  const std::string fence = "```cpp\n";
+  int quotes = 0;
+  for (auto begin = page.find(fence); begin != std::string::npos; begin = page.find(fence, begin)) {
+    begin += fence.size();
+    const std::string quote = page.substr(begin, page.find("```", begin) - begin);
+    EXPECT_NE(sources.find(quote), std::string::npos) << quote;
+    ++quotes;
+  }
+  EXPECT_EQ(quotes, 6);
+}
+
 TEST(SmallProgramText, OfZeroPlusPlusHasAtMost165LinesAndFewThatAreNew) {
   const std::string hpz = source_of(kChapters[7], "hpz"), qgz = source_of(kChapters[7], "qgz");
   EXPECT_LE(lines_of(qgz), 165);
@@ -322,6 +411,12 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   expect_quoted("03_zero3/README.md",
                 fmt::format("Rank 0 sends {} bytes and rank 1 {}", sent(3, 2, 0), sent(3, 2, 1)));
   expect_quoted("03_zero3/README.md", fmt::format("{} bytes, in backward of layer 1", peak(3)));
+  const auto [units_held, units_peak] = units_bytes(2, 0);
+  expect_quoted("03_zero3/units.md",
+                fmt::format("of {} bytes rank 0 holds {} at rest and {} at the peak",
+                            with_commas(units_bytes(1, 0).first), with_commas(units_held),
+                            with_commas(units_peak)));
+  expect_quoted("03_zero3/units.md", fmt::format("zero3 calls {}", kUnitsCalls));
   expect_quoted("03_zero3/README.md", fmt::format("sends {}; rank 1: {}; rank 2: {}.",
                                                   sent(3, 3, 0), sent(3, 3, 1), sent(3, 3, 2)));
   expect_quoted(
