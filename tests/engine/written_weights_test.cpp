@@ -36,7 +36,7 @@ struct WritingRun {
   data::Batch batch(int number) const {
     const auto seed = static_cast<std::uint64_t>(10 * number + rank);
     const at::Tensor inputs = random({4, 6}, seed, /*gradient=*/false, at::kFloat);
-    return {.inputs = inputs, .targets = inputs.sin()};
+    return {.inputs = inputs, .targets = inputs.sin(), .loss_terms = inputs.size(0)};
   }
   void micro_batch(int number) { engine.backward(forward_batch(engine, batch(number))); }
   void step(int number) {

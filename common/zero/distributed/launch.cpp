@@ -87,16 +87,27 @@ class PassesOnSigterm {
     action.sa_sigaction = &pass_on;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     ::sigaction(SIGTERM, &action, nullptr);
+    // One that comes while ranks are started waits for the last of them.
+    sigset_t term;
+    ::sigemptyset(&term);
+    ::sigaddset(&term, SIGTERM);
+    ::pthread_sigmask(SIG_BLOCK, &term, &mask_);
+    blocks_ = true;
   }
   ~PassesOnSigterm() { stop(); }
   PassesOnSigterm(const PassesOnSigterm&) = delete;
   PassesOnSigterm& operator=(const PassesOnSigterm&) = delete;
 
+  /// Call when all ranks run.
+  void started() {
+    if (std::exchange(blocks_, false)) ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  }
   /// A rank calls it first: it has none of its own.
   void stop() {
     if (active.load() != this) return;
     ::sigaction(SIGTERM, &before_, nullptr);
     active = nullptr;
+    started();
   }
 
   /// Whether one has come that would have ended this process.
@@ -125,6 +136,8 @@ class PassesOnSigterm {
   inline static std::atomic<PassesOnSigterm*> active = nullptr;
   const std::vector<Child>& ranks_;
   struct sigaction before_ = {};
+  sigset_t mask_ = {};
+  bool blocks_ = false;
   std::atomic<bool> heard_ = false;
 };
 
@@ -310,6 +323,7 @@ std::vector<RankExit> run_processes(LaunchOptions options,
                                 std::strerror(errno)));
       }
     }
+    signals.started();
     watch(children, options, started, others_hear);
   } catch (...) {
     kill_the_rest(children, started);  // otherwise they would run unwatched
