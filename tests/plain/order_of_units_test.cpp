@@ -6,6 +6,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <iostream>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
@@ -189,6 +190,21 @@ TEST(OrderOfUnitsGatheredAhead, MayDifferInAnEvaluation) {
     EXPECT_TRUE(at::equal(prediction, alone->predict(x, order)));
     run.step(1);
   });
+}
+
+// In training, too; but then ranks expect other orders, and the next step gathers other units
+// ahead.
+TEST(OrderOfUnitsGatheredAhead, IsAnErrorOfTheNextStepIfRanksLearntOthers) {
+  const auto exits = ranks_ended({}, [](dist::Communicator& communicator) {
+    BlocksRun<PlainBlocks> run(communicator, {.lookahead = 8});
+    run.step(0);
+    run.step(1, communicator.rank() == 1 ? Order{0, 2, 1, 3} : kInOrder);
+    std::cerr << "the second step is well\n";
+    run.step(2);
+  });
+  expect_errors(exits, ::testing::AllOf(::testing::HasSubstr("the second step is well"),
+                                        ::testing::HasSubstr("unit 'blocks.1'"),
+                                        ::testing::HasSubstr("unit 'blocks.2'")));
 }
 
 // Nothing is gathered of units that are whole.
