@@ -61,7 +61,9 @@ using OddChange = std::function<void(OddNet&)>;
 
 data::Batch odd_batch(int rank, int step) {
   const auto seed = static_cast<std::uint64_t>(100 * step + rank + 10);
-  return {.inputs = odd_values({4, kWide}, seed), .targets = odd_values({4, kWide}, seed + 50), .loss_terms = 4};
+  return {.inputs = odd_values({4, kWide}, seed),
+          .targets = odd_values({4, kWide}, seed + 50),
+          .loss_terms = 4};
 }
 
 struct OddRun {

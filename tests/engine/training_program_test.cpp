@@ -349,7 +349,8 @@ TEST_P(TrainingProgram, RefusesIgnoredNamesThatAreNotThereOrDifferOrHaveNoValues
         PlainRun(communicator, model, {.ignored = {name}});
       };
       expect_error([&] { run_with("norm"); }, {message});
-      expect_error([&] { run_with(other ? "norm" : "norm.bias"); }, {"rank 1 has an error: " + message});
+      expect_error([&] { run_with(other ? "norm" : "norm.bias"); },
+                   {"rank 1 has an error: " + message});
       expect_error([&] { run_with(other ? "norm.weight" : "norm.bias"); }, {"norm.weight"});
     }
     for (const int stage : {0, 1, 2, 3}) {
