@@ -100,7 +100,7 @@ struct FlatBuffer {
 struct Transfers {
   /// For each buffer whose parameters are sharded.
   std::function<std::unique_ptr<ParameterTransfer>(const FlatBuffer&)> parameters = {};
-  /// For each trainable buffer of which a rank keeps a shard.
+  /// For each trainable buffer of which a rank updates a shard.
   std::function<std::unique_ptr<GradientTransfer>(const FlatBuffer&)> gradients = {};
   /// Of all other ranks, how many are outside of this rank's group; 0 without groups.
   int ranks_outside = 0;
