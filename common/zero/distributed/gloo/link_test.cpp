@@ -59,14 +59,17 @@ double seconds_of(Communicator& c, const std::vector<std::pair<int, int>>& messa
   return last - first;
 }
 
-// As above, on a network where it takes `seconds`: never less, and at best hardly more.
+// As above, on a network where it takes `seconds`: never less, and at best hardly more. A busy
+// machine needs some attempts; a network that is slower by itself never gets there.
 void expect_seconds(Communicator& c, const std::vector<std::pair<int, int>>& messages,
                     double seconds) {
   double best = 1e9;
-  for (int attempt = 0; attempt < 5; ++attempt) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
     const double taken = seconds_of(c, messages);
     EXPECT_GE(taken, seconds);
     best = std::min(best, taken);
+    const bool ends = attempt >= 4 && best <= 1.1 * seconds;
+    if (c.exchange(ends ? "ends" : "goes on").front() == "ends") break;
   }
   EXPECT_LE(best, 1.1 * seconds);
 }
