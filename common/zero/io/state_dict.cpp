@@ -2,8 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
-#include <sstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include <zero/base/error.hpp>
@@ -89,23 +90,6 @@ void put(train::Strategy& strategy, const Source& source, const std::vector<std:
   problem.rethrow();
 }
 
-// For another process: a line for each name, after 'm' if it is missing, else 'l'.
-std::string text_of(const WeightsFit& fit) {
-  std::string text;
-  for (const std::string& name : fit.missing) text += "m" + name + "\n";
-  for (const std::string& name : fit.left_over) text += "l" + name + "\n";
-  return text;
-}
-
-WeightsFit fit_of(const std::string& text) {
-  WeightsFit fit;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    (line[0] == 'm' ? fit.missing : fit.left_over).push_back(line.substr(1));
-  }
-  return fit;
-}
-
 WeightsFit load(train::Strategy& strategy, const std::string& what,
                 const std::function<Source()>& open, const WeightsFit& allowed) {
   const dist::CallScope call(strategy.mesh().world(), "io::load_weights");
@@ -120,9 +104,11 @@ WeightsFit load(train::Strategy& strategy, const std::string& what,
     }
     if (ranks.rank() != 0) return "";
     source = open();
-    return text_of(fit_weights("these weights", source.specs, specs_of(strategy), allowed));
+    const WeightsFit fit = fit_weights("these weights", source.specs, specs_of(strategy), allowed);
+    return nlohmann::json(std::array{fit.missing, fit.left_over}).dump();
   });
-  const WeightsFit fit = fit_of(said.front());
+  const nlohmann::json names = nlohmann::json::parse(said.front());
+  const WeightsFit fit{.missing = names[0], .left_over = names[1]};
   strategy.change_on_all_ranks(
       "some weights are loaded and some are not, load a checkpoint or discard the model",
       [&] { put(strategy, source, fit.missing); });

@@ -56,8 +56,8 @@ std::unique_ptr<AllGather> FlatParameters::all_gather() const {
 
 std::vector<at::Tensor> FlatParameters::updated() const {
   std::vector<at::Tensor> parts;
-  for (const ParameterShard& piece : updated_) {
-    if (piece.tensor.defined()) parts.push_back(piece.tensor);
+  for (const ParameterShard& part : updated_) {
+    if (part.tensor.defined()) parts.push_back(part.tensor);
   }
   return parts;
 }
