@@ -13,7 +13,7 @@ namespace zero {
 SimpleDdp::SimpleDdp(const train::StrategyArguments& arguments)
     : Strategy(arguments), flat_(arguments.variant == "flat") {
   if (flat_) require_one_dtype();
-  first_values().broadcast_all();
+  broadcast_first_values();
 }
 
 void SimpleDdp::require_one_dtype() const {

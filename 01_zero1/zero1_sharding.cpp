@@ -9,10 +9,8 @@ namespace zero {
 using dist::Purpose;
 
 Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
-    : Strategy(arguments),
-      naive_(arguments.variant == "naive"),
-      owners_(list(), communicator(), arguments.ownership) {
-  first_values().broadcast_all();
+    : Strategy(arguments), naive_(arguments.variant == "naive"), owners_(list(), communicator()) {
+  broadcast_first_values();
   // This is ZeRO-1: the optimizer forgets every parameter that another rank owns, so it never makes
   // state for it.
   shard_optimizer(owners_.placements(list(), communicator()));

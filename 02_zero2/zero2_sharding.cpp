@@ -14,8 +14,8 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       after_(arguments.variant == "after"),
       placeholders_(arguments.variant == "placeholder"),
-      owners_(list(), communicator(), arguments.ownership) {
-  first_values().broadcast_all();
+      owners_(list(), communicator()) {
+  broadcast_first_values();
   shard_optimizer(owners_.placements(list(), communicator()));
   const auto gradients = train::UnitSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };

@@ -16,17 +16,17 @@ using dist::Purpose;
 Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       whole_model_(arguments.variant == "whole"),
-      owners_(list(), communicator(), arguments.ownership),
+      owners_(list(), communicator()),
       gathered_(list().units.size(), false) {
   train::Placements placements{.of = {}, .group = &communicator()};
   for (std::size_t i = 0; i < count(); ++i) {
-    first_values().send(i, owners_.of(i));
+    send_first_value(i, owners_.of(i));
     // Keeps the bytes; the parameter uses them while its unit is gathered.
     const at::Tensor mine = owners_.mine(i) ? memory::raw(parameter(i)) : at::Tensor();
     memory::separate_storage(parameter(i), train::unsharded_read(list(), {i}));
     placements.of.push_back({{mine}, {mine}, {mine}});
   }
-  first_values().broadcast_buffers();
+  broadcast_buffers();
   shard_optimizer(std::move(placements));
   const auto gradients = train::UnitSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };

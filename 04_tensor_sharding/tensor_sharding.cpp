@@ -18,19 +18,31 @@ std::int64_t buffer_bytes(const std::string& variant) {
 }  // namespace
 
 TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
-                               train::FlatOptions options)
+                               const train::FlatOptions& options)
+    : TensorSharding(
+          arguments, buffer_bytes(arguments.variant),
+          [&](const nn::ParameterList&, std::size_t) { return options; }, arguments.mesh.data(),
+          /*keeps_freed=*/false) {}
+
+TensorSharding::TensorSharding(const train::StrategyArguments& arguments, std::int64_t buffer_bytes,
+                               const OptionsOfUnit& options_of, dist::Communicator& shards,
+                               bool keeps_freed)
     : Strategy(arguments),
+      pool_(keeps_freed),
       flat_(
-          list(), buffer_bytes(arguments.variant),
-          [&](std::size_t) {
+          list(), buffer_bytes,
+          [&](std::size_t unit) {
+            train::FlatOptions options = options_of(list(), unit);
             options.average = average_;
             options.adds_averages = reduces_each();
+            options.keeps_gradients = options.keeps_gradients && !reduces_each();
+            options.version = [this] { return passes().forwards().version(); };
             return options;
           },
-          communicator(), pool_) {
-  flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
-  first_values().broadcast_buffers();
-  shard_optimizer(flat_.placements(&communicator()));
+          shards, pool_) {
+  flat_.initialize([this](std::size_t index, at::Tensor out) { write_first_value(index, out); });
+  broadcast_buffers();
+  shard_optimizer(flat_.placements());
 }
 
 void TensorSharding::gradient_ready(std::size_t index) {
@@ -56,11 +68,19 @@ void TensorSharding::zero_grad() {
   flat_.drop_gradients();
 }
 
+void TensorSharding::bring(std::size_t index) {
+  // A gather in flight would overwrite what the caller writes.
+  flat_.wait_gathers();
+  flat_.bring(index);
+}
+
 train::Costs TensorSharding::costs() const {
   const auto of_unit = [this](std::size_t unit) { return gathers(unit); };
+  const train::SentBytes sent = flat_.sent(of_unit);
   return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
-          flat_.sent(of_unit).all,
-          flat_.gathered_bytes(of_unit)};
+          sent.all,
+          flat_.gathered_bytes(of_unit),
+          sent.between_groups};
 }
 
 }  // namespace zero

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/flat/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>
@@ -28,13 +33,25 @@ class TensorSharding : public train::Strategy {
   train::ParameterWrites collect_writes() override { return flat_.collect_writes(schedule()); }
   void forget_writes() override { flat_.forget_writes(); }
 
-  void bring(std::size_t index) override { flat_.bring(index); }
+  void bring(std::size_t index) override;
   train::Costs costs() const override;
+
+  /// The buffers, unit by unit, the root's first.
+  const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
 
  protected:
   /// Called by all ranks: flattens the parameters and gives them rank 0's values. No rank holds
   /// more than one whole buffer at stage 3.
-  TensorSharding(const train::StrategyArguments& arguments, train::FlatOptions options);
+  TensorSharding(const train::StrategyArguments& arguments, const train::FlatOptions& options);
+
+  /// The same as later chapters have it. What they set in `options` is what of a unit is sharded,
+  /// how it travels, and what stays allocated.
+  using OptionsOfUnit =
+      std::function<train::FlatOptions(const nn::ParameterList& list, std::size_t unit)>;
+  /// `buffer_bytes`: the most that one buffer holds. `shards`: the ranks that share the model
+  /// states. `keeps_freed`: see memory::StoragePool.
+  TensorSharding(const train::StrategyArguments& arguments, std::int64_t buffer_bytes,
+                 const OptionsOfUnit& options, dist::Communicator& shards, bool keeps_freed);
 
   void gradient_ready(std::size_t index) override;
   void finish_parameters() override { flat_.wait_gathers(); }
@@ -43,7 +60,7 @@ class TensorSharding : public train::Strategy {
   /// computes in between.) Called by all ranks.
   virtual void reduce(std::size_t buffer);
 
-  memory::StoragePool pool_{/*keeps=*/false};
+  memory::StoragePool pool_;
   train::FlatParameterList flat_;
 };
 

@@ -69,9 +69,7 @@ int threads() {
 TEST(OverlapSlow, AThousandStepsLeaveNothingBehind) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
-      ShardingOptions options = small_buckets(stage);
-      options.lookahead = kAutoLookahead;
-      OverlapRun<Toy> run(communicator, options);
+      OverlapRun<Toy> run(communicator, small_buckets(stage));
       std::int64_t live = 0;
       int threads_then = 0;
       for (int s = 0; s < 1010; ++s) {

@@ -41,9 +41,6 @@ class Prefetch {
   /// The units of this pass so far, in the order in which they ran.
   const std::vector<std::size_t>& seen() const { return seen_; }
 
-  std::int64_t lookahead() const { return lookahead_; }
-  void set_lookahead(std::int64_t lookahead) { lookahead_ = lookahead; }
-
  private:
   std::int64_t lookahead_;
   std::vector<std::size_t> order_;  // expected

@@ -50,10 +50,9 @@ TEST(Prefetch, NamesTheUnitsThatFollow) {
   EXPECT_THAT(run(prefetch, {0, 1, 2, 3}),
               ElementsAre(Units{1, 2}, Units{2, 3}, Units{3}, Units{}));
   EXPECT_FALSE(prefetch.lost());
-  prefetch.set_lookahead(1);
-  EXPECT_THAT(run(prefetch, {0, 1, 2, 3}), ElementsAre(Units{1}, Units{2}, Units{3}, Units{}));
-  prefetch.set_lookahead(0);
-  EXPECT_THAT(run(prefetch, {0, 1}), ElementsAre(Units{}, Units{}));
+  Prefetch on_demand(0);
+  on_demand.keep({0, 1});
+  EXPECT_THAT(run(on_demand, {0, 1}), ElementsAre(Units{}, Units{}));
 }
 
 TEST(Prefetch, KnowsAUnitThatIsUsedTwice) {

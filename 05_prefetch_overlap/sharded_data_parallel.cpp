@@ -11,14 +11,21 @@
 #include <zero/base/fnv.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/train/cost_sums.hpp>
 
 namespace zero {
 
 namespace {
 
-// The first passes touch their memory for the first time; the least of each time counts.
-constexpr std::int64_t kTimedPasses = 3;
+train::FlatOptions flat_options(const nn::ParameterList& list, std::size_t unit,
+                                const ShardingOptions& options, const train::Transfers& transfers) {
+  std::int64_t elements = 0;
+  for (const std::size_t i : list.units[unit].parameters) elements += list.parameters[i].numel();
+  const bool is_whole = options.stage == 3 && elements < options.whole_below;
+  return {.sharded = static_cast<train::Sharded>(is_whole ? 2 : options.stage),
+          // The root's shards come last in backward, when most memory is in use.
+          .keeps_gradients = options.keep_gradients && (unit != 0 || options.stage < 2),
+          .transfers = transfers};
+}
 
 // Whether the tensor axis adds up gradients of this bucket after its reduction. They share a
 // version counter with all others of the bucket.
@@ -30,24 +37,20 @@ bool is_summed_later(const nn::ParameterList& list, const train::FlatParameters&
 }  // namespace
 
 ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& arguments,
-                                         const ShardingOptions& options, train::Transfers transfers)
-    : Strategy(arguments),
+                                         const ShardingOptions& options,
+                                         const train::Transfers& transfers)
+    : TensorSharding(
+          arguments, options.bucket_bytes,
+          [&](const nn::ParameterList& list, std::size_t unit) {
+            return flat_options(list, unit, options, transfers);
+          },
+          transfers.shards == nullptr ? arguments.mesh.data() : *transfers.shards,
+          options.keep_buffers),
       options_(options),
-      transfers_(std::move(transfers)),
-      shards_(transfers_.shards == nullptr ? communicator_ : *transfers_.shards),
-      pool_(options.keep_buffers),
-      flat_(
-          list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards_,
-          pool_),
       in_flight_(options.in_flight_bytes,
                  [this](const train::FlatGradients& bucket) { reduced(bucket); }),
-      forward_(std::max<std::int64_t>(options.lookahead, 0)),
-      backward_(std::max<std::int64_t>(options.lookahead, 0)),
-      timed_passes_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedPasses
-                                                                                   : 0) {
-  flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
-  first_values().broadcast_buffers();
-  shard_optimizer(flat_.placements(options_.stage > 0 ? &shards_ : nullptr));
+      forward_(options.lookahead),
+      backward_(options.lookahead) {
   const train::Units below =
       options_.defer_parameter_gather ? train::Units::kAwaited : train::Units::kWhole;
   reduce_in_backward(
@@ -55,32 +58,12 @@ ShardedDataParallel::ShardedDataParallel(const train::StrategyArguments& argumen
       options_.stage == 3 ? train::Units::kGathered : below);
 }
 
-train::FlatOptions ShardedDataParallel::flat_options(std::size_t unit) {
-  train::FlatOptions options;
-  options.sharded = static_cast<train::Sharded>(options_.stage);
-  if (options_.stage == 3) {
-    std::int64_t elements = 0;
-    for (const std::size_t i : list().units[unit].parameters) elements += parameter(i).numel();
-    if (elements < options_.whole_below) options.sharded = train::Sharded::kGradients;
-  }
-  options.average = average_;
-  options.transfers = transfers_;
-  options.version = [this] { return passes().forwards().version(); };
-  options.adds_averages = reduces_each();
-  // The root's shards come last in backward, when most memory is in use.
-  options.keeps_gradients =
-      options_.keep_gradients && !reduces_each() && (unit != kRoot || options_.stage < 2);
-  return options;
-}
-
 at::Tensor ShardedDataParallel::forward(const std::function<at::Tensor()>& pass,
                                         std::optional<std::int64_t> loss_terms) {
   forward_.begin();
-  forward_clock_.begin();
   at::Tensor loss = Strategy::forward(pass, loss_terms);
   compare_order(forward_, "forward");
   if (c10::GradMode::is_enabled()) {
-    forward_clock_.end();
     note_lost(forward_, "forward");
     trained_ = forward_.seen();
   }
@@ -91,17 +74,15 @@ void ShardedDataParallel::backward(const at::Tensor& loss) {
   // Not at the end of forward(), which may throw on another rank.
   forward_.keep(trained_);
   backward_.begin();
-  backward_clock_.begin();
   Strategy::backward(loss);
-  backward_clock_.end();
 }
 
 void ShardedDataParallel::gather(std::size_t unit, train::Gather why) {
   switch (why) {
     case train::Gather::kForward:
-      return use(unit, forward_, forward_clock_);
+      return use(unit, forward_);
     case train::Gather::kBackward:
-      use(unit, backward_, backward_clock_);
+      use(unit, backward_);
       // The last unit needs few buffers, and the shard of the root's gradient is still to come.
       if (backward_.at_end()) pool_.clear();
       return;
@@ -120,11 +101,10 @@ void ShardedDataParallel::gather(std::size_t unit, train::Gather why) {
   flat_.finish_gather(unit);
 }
 
-void ShardedDataParallel::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
+void ShardedDataParallel::use(std::size_t unit, Prefetch& pass) {
   verify_weights();  // for a pass that is not forward()
   // Ranks may run units of which nothing is gathered as they like: they are no part of the order.
   if (!flat_.shards(unit)) return flat_.finish_gather(unit);
-  clock.asks();
   flat_.start_gather(unit);
   // Start them before waiting for this unit: they arrive while it is waited for and while it runs.
   for (const std::size_t next : pass.use(unit)) {
@@ -132,7 +112,6 @@ void ShardedDataParallel::use(std::size_t unit, Prefetch& pass, PassClock& clock
     flat_.start_gather(next);
   }
   flat_.finish_gather(unit);
-  clock.runs();
 }
 
 void ShardedDataParallel::drop(std::size_t unit) {
@@ -143,7 +122,7 @@ void ShardedDataParallel::drop(std::size_t unit) {
 
 void ShardedDataParallel::gradient_ready(std::size_t index) {
   // From here on `.grad` is a view of its bucket's flat buffer: see FlatGradients::collect().
-  flat_.collect(index);
+  TensorSharding::gradient_ready(index);
   // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();
 }
@@ -172,7 +151,6 @@ void ShardedDataParallel::finish_backward() {
   compare_order(backward_, "backward");
   backward_.keep(backward_.seen());
   note_lost(backward_, "backward");
-  if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) choose_lookahead_once();
   // No next unit will use what was kept for it.
   pool_.clear();
 }
@@ -212,45 +190,16 @@ void ShardedDataParallel::compare_order(const Prefetch& pass, const char* name) 
   });
 }
 
-void ShardedDataParallel::choose_lookahead_once() {
-  // Use the same numbers on every rank, or ranks would gather differently.
-  const std::vector<UnitTimes> times = least_over_ranks(
-      {forward_clock_.least(), backward_clock_.least()},
-      [this](auto mine) { return dist::all_gather_scalars(communicator_, std::move(mine)); });
-  const std::int64_t unit_bytes = std::max<std::int64_t>(flat_.largest_sharded_unit(), 1);
-  const LookaheadChoice choice = choose_lookahead(times, options_.ahead_bytes / unit_bytes);
-  forward_.set_lookahead(choice.units);
-  backward_.set_lookahead(choice.units);
-  if (communicator_.rank() == 0) {
-    log_error(fmt::format("note: lookahead {}: {}", choice.units, choice.why));
-  }
-}
-
 void ShardedDataParallel::sync_parameters() {
   // All gathers start before the first wait, so that they overlap.
   flat_.start_refresh();
   if (!options_.defer_parameter_gather) flat_.wait_gathers();
 }
 
-void ShardedDataParallel::bring(std::size_t index) {
-  // A gather in flight would overwrite what the caller writes.
-  flat_.wait_gathers();
-  flat_.bring(index);
-}
-
 void ShardedDataParallel::zero_grad() {
   Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   in_flight_.finish();
   flat_.drop_gradients();
-}
-
-train::Costs ShardedDataParallel::costs() const {
-  const auto of_unit = [this](std::size_t unit) { return gathers(unit); };
-  const train::SentBytes sent = flat_.sent(of_unit);
-  return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
-          sent.all,
-          flat_.gathered_bytes(of_unit),
-          sent.between_groups};
 }
 
 }  // namespace zero

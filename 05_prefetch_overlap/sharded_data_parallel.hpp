@@ -5,11 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <zero/memory/storage_pool.hpp>
-#include <zero/train/flat/flat_parameter_list.hpp>
-#include <zero/train/strategy.hpp>
+#include <04_tensor_sharding/tensor_sharding.hpp>
 
-#include "lookahead.hpp"
 #include "prefetch.hpp"
 #include "reduction_queue.hpp"
 #include "sharding_options.hpp"
@@ -25,8 +22,8 @@ namespace zero {
 ///   - at stages 1 and 2, with the option defer_parameter_gather, updated parameters are gathered
 ///     while the next forward begins: each unit waits for its own.
 ///
-/// It shares FlatParameters with chapter 04, not its classes. The results are those of chapters 04
-/// and 00, bit for bit: a reduction adds in the same order, whenever it runs.
+/// The buffers are those of chapter 04, its base. The results are those of chapters 04 and 00, bit
+/// for bit: a reduction adds in the same order, whenever it runs.
 ///
 /// What decides on the reduction of a bucket of gradients, in this order:
 ///
@@ -38,12 +35,12 @@ namespace zero {
 ///
 /// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
 /// next forward() needs unshard() before it and reshard() after it.
-class ShardedDataParallel : public train::Strategy {
+class ShardedDataParallel : public TensorSharding {
  public:
   /// `options`: in range, and the same on all ranks. Called by all ranks; blocks.
   /// `transfers`: how later chapters send. If it has groups, they are axes of `arguments.mesh`.
   ShardedDataParallel(const train::StrategyArguments& arguments, const ShardingOptions& options,
-                      train::Transfers transfers = {});
+                      const train::Transfers& transfers = {});
 
   using Strategy::forward;
   at::Tensor forward(const std::function<at::Tensor()>& pass,
@@ -52,50 +49,30 @@ class ShardedDataParallel : public train::Strategy {
   void finish_backward() override;
   void sync_parameters() override;
   void zero_grad() override;
-  train::ParameterWrites collect_writes() override { return flat_.collect_writes(schedule()); }
-  void forget_writes() override { flat_.forget_writes(); }
-
-  void bring(std::size_t index) override;
-  train::Costs costs() const override;
 
   /// The most bytes of gradients that were in flight at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
-  /// Buckets, unit by unit, the root's first.
-  const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
-  /// How many units are gathered ahead; 0 until kAutoLookahead has chosen.
-  std::int64_t lookahead() const { return forward_.lookahead(); }
   /// Whether this rank knows the order of units, and how many passes ran in another order.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
  protected:
   void gather(std::size_t unit, train::Gather why) override;
-  void finish_parameters() override { flat_.wait_gathers(); }
-  void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }
   void drop(std::size_t unit) override;
   void gradient_ready(std::size_t index) override;
+  void reduce(std::size_t buffer) override;
 
  private:
-  train::FlatOptions flat_options(std::size_t unit);
   void reduced(const train::FlatGradients& bucket);
-  void use(std::size_t unit, Prefetch& pass, PassClock& clock);
-  void reduce(std::size_t buffer);
+  void use(std::size_t unit, Prefetch& pass);
   void compare_order(const Prefetch& pass, const char* name);
   void note_lost(const Prefetch& pass, const char* name);
   std::string order_of(const Prefetch& pass) const;
-  void choose_lookahead_once();
 
   ShardingOptions options_;
-  train::Transfers transfers_;
-  dist::Communicator& shards_;  // the ranks that share the model states
-  memory::StoragePool pool_;
-  train::FlatParameterList flat_;
   ReductionQueue in_flight_;
   Prefetch forward_;
   Prefetch backward_;
-  PassClock forward_clock_;
-  PassClock backward_clock_;
-  std::int64_t timed_passes_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
   std::vector<std::size_t> trained_;  // the order of the last forward that trained
 };

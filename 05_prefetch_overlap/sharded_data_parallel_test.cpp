@@ -112,28 +112,6 @@ TEST(ShardedDataParallel, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
   });
 }
 
-TEST(ShardedDataParallel, FindsALookaheadOutThatIsTheSameOnAllRanks) {
-  on_ranks(3, [](dist::Communicator& communicator) {
-    OverlapRun<Medium> run(communicator, {.lookahead = kAutoLookahead});
-    for (int s = 0; s < 3; ++s) {
-      EXPECT_EQ(run.strategy.lookahead(), 0);  // timed on demand
-      run.step(s);
-    }
-    // The number depends on the machine.
-    const std::int64_t found = run.strategy.lookahead();
-    EXPECT_LE(found, static_cast<std::int64_t>(run.strategy.list().units.size()));
-    dist::verify_same(communicator, "the lookahead", std::to_string(found));
-    expect_equal(trained(communicator, {.lookahead = kAutoLookahead}, 5),
-                 trained(communicator, {.lookahead = 0}, 5), "auto");
-    // A byte too little for the largest unit, whole: on demand for good.
-    const std::int64_t largest = testing::largest_bucket(run.strategy, /*first=*/1);
-    OverlapRun<Medium> narrow(communicator,
-                              {.lookahead = kAutoLookahead, .ahead_bytes = largest - 1});
-    for (int s = 0; s < 4; ++s) narrow.step(s);
-    EXPECT_EQ(narrow.strategy.lookahead(), 0);
-  });
-}
-
 // A caller that reads or writes what rests on a rank, such as a checkpoint, while updated
 // parameters are gathered.
 TEST(ShardedDataParallel, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
@@ -195,7 +173,7 @@ TEST(ShardedDataParallel, KeepsSmallUnitsWholeIfAskedTo) {
     const OverlapRun<Medium> at_limit(communicator, {.whole_below = 257 * 9 + 9});
     EXPECT_FALSE(at_limit.strategy.buckets().front().is_whole());
     expect_equal(trained(communicator, {.whole_below = 300}, 3),
-                 trained(communicator, {.whole_below = 0}, 3), "hybrid");
+                 trained(communicator, {.whole_below = 0}, 3), "whole_below");
   });
 }
 

@@ -4,13 +4,6 @@
 
 namespace zero {
 
-/// Chooses a lookahead that fits the machine.
-inline constexpr std::int64_t kAutoLookahead = -1;
-
-/// The threshold for ShardingOptions::whole_below if it is requested without a number: units of 100
-/// million parameters and more are sharded, all others stay whole.
-inline constexpr std::int64_t kHybridThreshold = 100'000'000;
-
 /// How much is sharded, and when things are sent.
 struct ShardingOptions {
   /// 0: nothing is sharded. 1, 2, 3: optimizer states, gradients, parameters as well.
@@ -21,11 +14,8 @@ struct ShardingOptions {
   /// Most bytes of gradients in flight at once; a larger bucket goes alone. If a reduction
   /// between groups of ranks follows, every bucket goes alone inside a group.
   std::int64_t in_flight_bytes = std::int64_t{50} << 20;
-  /// Number of units whose parameters are gathered ahead (stage 3). kAutoLookahead: as
-  /// choose_lookahead() decides after the first passes, which gather on demand and are timed.
+  /// Number of units whose parameters are gathered ahead (stage 3). 0: on demand.
   std::int64_t lookahead = 1;
-  /// With kAutoLookahead: most bytes of parameters that may be whole ahead of time.
-  std::int64_t ahead_bytes = std::int64_t{512} << 20;
   /// Units with fewer elements keep their parameters whole at stage 3, as at stage 2: this takes
   /// little memory and saves a gather. 0: no unit does.
   std::int64_t whole_below = 0;

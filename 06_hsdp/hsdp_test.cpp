@@ -214,8 +214,7 @@ TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
   on_ranks(3, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2, 3}) {
       HsdpRun<Toy> groups(communicator, {{.stage = stage}, 3});
-      testing::ToyRun<ShardedDataParallel> all(communicator, "", train::Ownership::kBySize,
-                                               ShardingOptions{.stage = stage});
+      testing::ToyRun<ShardedDataParallel> all(communicator, "", ShardingOptions{.stage = stage});
       for (int s = 0; s < 3; ++s) {
         EXPECT_EQ(testing::training_bytes(groups.step(s)), testing::training_bytes(all.step(s)));
       }

@@ -146,8 +146,7 @@ TEST_P(HpzOnMesh, HoldsTheUnitsAheadAndNoMore) {
 TEST(Hpz, OneGroupIsChapter05) {
   on_ranks(3, [](dist::Communicator& communicator) {
     ZeroPlusPlusRun<> one_group(communicator, {.group_size = 3, .secondary_shards = true});
-    testing::ToyRun<ShardedDataParallel, testing::Odd> plain(
-        communicator, "", train::Ownership::kBySize, ShardingOptions{});
+    testing::ToyRun<ShardedDataParallel, testing::Odd> plain(communicator, "", ShardingOptions{});
     for (int s = 0; s < 2; ++s) {
       EXPECT_EQ(testing::training_bytes(one_group.step(s)), testing::training_bytes(plain.step(s)));
     }

@@ -2,7 +2,7 @@
 """Draws the pictures of lesson 05 beside this file: docs/images/lesson_05.py
 
 The times, waits and bytes in them are computed here: a rank that computes, and a link that carries one transfer at a
-time, in the order of requests (as in common/zero/train/exposed_time.hpp). The pictures are 700 pixels wide and have a
+time, in the order of requests (as in tools/plan/exposed_time.hpp). The pictures are 700 pixels wide and have a
 dark mode.
 """
 

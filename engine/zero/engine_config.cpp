@@ -73,9 +73,8 @@ void declare_strategy(base::Keys& keys, EngineConfig& c) {
       "stage", [](std::int64_t n) { return 0 <= n && n <= 3; }, "0, 1, 2 or 3", c.stage);
   keys.mib("bucket_mib", c.bucket_bytes);
   keys.mib("in_flight_mib", c.in_flight_bytes);
-  keys.count_or("lookahead", "auto", kAutoLookahead, c.lookahead);
-  keys.mib("ahead_mib", c.ahead_bytes, /*least=*/0);
-  keys.count_or("whole_below", "hybrid", kHybridThreshold, c.whole_below);
+  keys.count("lookahead", 0, c.lookahead);
+  keys.count("whole_below", 0, c.whole_below);
   keys.flag("keep_buffers", c.keep_buffers);
   keys.flag("keep_gradients", c.keep_gradients);
   keys.flag("defer_parameter_gather", c.defer_parameter_gather);
@@ -121,7 +120,6 @@ ShardingOptions sharding_options(const EngineConfig& c) {
           .bucket_bytes = c.bucket_bytes,
           .in_flight_bytes = c.in_flight_bytes,
           .lookahead = c.lookahead,
-          .ahead_bytes = c.ahead_bytes,
           .whole_below = c.whole_below,
           .keep_buffers = c.keep_buffers,
           .keep_gradients = c.keep_gradients,

@@ -19,9 +19,8 @@ namespace zero {
 ///       "stage": 3,
 ///       "bucket_mib": 25,
 ///       "in_flight_mib": 50,
-///       "lookahead": 1,         or "auto"
-///       "ahead_mib": 512,
-///       "whole_below": 0,       or "hybrid": 100 million
+///       "lookahead": 1,
+///       "whole_below": 0,
 ///       "keep_buffers": true,
 ///       "keep_gradients": true,
 ///       "defer_parameter_gather": false,
@@ -52,7 +51,6 @@ struct EngineConfig {
   std::int64_t bucket_bytes = ShardingOptions{}.bucket_bytes;
   std::int64_t in_flight_bytes = ShardingOptions{}.in_flight_bytes;
   std::int64_t lookahead = ShardingOptions{}.lookahead;
-  std::int64_t ahead_bytes = ShardingOptions{}.ahead_bytes;
   std::int64_t whole_below = ShardingOptions{}.whole_below;
   bool keep_buffers = ShardingOptions{}.keep_buffers;
   bool keep_gradients = ShardingOptions{}.keep_gradients;

@@ -34,15 +34,14 @@ TEST(Registry, NamesTheNearestModeForAnUnknownOne) {
 }
 
 TEST(ModeOptions, OfACommandLine) {
-  const EngineConfig options = options_of("engine3:lookahead=2:bucket_mib=0.5:whole_below=hybrid");
+  const EngineConfig options = options_of("engine3:lookahead=2:bucket_mib=0.5:whole_below=1000");
   EXPECT_EQ(options.stage, 3);
   EXPECT_EQ(options.lookahead, 2);
   EXPECT_EQ(options.bucket_bytes, 512 << 10);
-  EXPECT_EQ(options.whole_below, kHybridThreshold);
-  EXPECT_EQ(options_of("engine3:lookahead=auto").lookahead, kAutoLookahead);
+  EXPECT_EQ(options.whole_below, 1000);
   EXPECT_EQ(options_of("engine1:in_flight_mib=1").stage, 1);
   const std::vector<std::pair<const char*, const char*>> rows = {
-      {"lookahaed=2", "unknown key 'lookahaed'; known keys: ahead_mib"},
+      {"lookahaed=2", "unknown key 'lookahaed'; known keys: bucket_mib"},
       {"lookahead=two", "lookahead is \"two\""},
       {"bucket_mib=5:fast=1:more", "'more' is no setting"},
       {"bucket_mib=", "bucket_mib is \"\""},
@@ -82,9 +81,7 @@ TEST(ModeOptions, AKeyThatIsThereTwiceIsAnError) {
 TEST(ModeOptions, VariantsStandForOptions) {
   EXPECT_EQ(options_of("engine3").lookahead, 1);
   EXPECT_EQ(options_of("engine3:on_demand").lookahead, 0);
-  EXPECT_EQ(options_of("engine3:auto").lookahead, kAutoLookahead);
-  EXPECT_EQ(options_of("engine3:hybrid").whole_below, kHybridThreshold);
-  expect_error([] { options_of("engine2:hybrid"); }, {"unknown mode 'engine2:hybrid'"});
+  expect_error([] { options_of("engine2:on_demand"); }, {"unknown mode 'engine2:on_demand'"});
 }
 
 TEST(ModeOptions, OfACommandLineBeginWithAFile) {
@@ -133,10 +130,6 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
   EXPECT_EQ(config.loss_scale.initial, 1024);
-  const EngineConfig automatic = engine_config(R"({"lookahead": "auto", "ahead_mib": 64})");
-  EXPECT_EQ(automatic.lookahead, kAutoLookahead);
-  EXPECT_EQ(automatic.ahead_bytes, 64 << 20);
-  EXPECT_EQ(engine_config(R"({"whole_below": "hybrid"})").whole_below, 100'000'000);
 }
 
 TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
@@ -165,7 +158,7 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
       {R"({"bucket_mib": 8796093022208})", mib},
       {R"({"lookahead": 9223372036854775807})", "from 0 to 9e+15"},
       {R"({"lookahead": -1})", "lookahead is -1"},
-      {R"({"lookahead": 1.5})", "\"auto\" or a whole number from 0 to 9e+15"},
+      {R"({"lookahead": 1.5})", "a whole number from 0 to 9e+15"},
       {R"({"lookahead": "automatic"})", "lookahead is \"automatic\""},
       {R"({"accumulation_steps": 0})", "a whole number from 1 to 9e+15"},
       {R"({"clip_norm": -1})", "clip_norm is -1"},

@@ -19,9 +19,8 @@ struct ToyOn {
         at::ScalarType dtype = at::kFloat)
       : rank(communicator.rank()), device(device), toy(nn::MlpConfig{.dtype = dtype}) {
     move_to(device, *toy.model);
-    strategy = make_strategy(
-        mode, {*toy.model, communicator, optim::adamw(), &toy.values, "", train::Ownership::kBySize,
-               train::Accumulation::kLocal, dist::ReduceType::kFloat32});
+    strategy = make_strategy(mode, {*toy.model, communicator, optim::adamw(), &toy.values, "",
+                                    train::Accumulation::kLocal, dist::ReduceType::kFloat32});
     trainer = std::make_unique<tools::Trainer>(*strategy, losses_of(*strategy));
   }
 

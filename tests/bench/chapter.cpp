@@ -88,10 +88,8 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
             {"sent_v", static_cast<double>(sent) / copy}}}};
 }
 
-// What a stage holds at two ranks, of what plain DDP holds with AdamW; 0 for other modes. All units
-// of a small model are small for a hybrid.
+// What a stage holds at two ranks, of what plain DDP holds with AdamW; 0 for other modes.
 double published_ratio(const std::string& mode) {
-  if (mode == "engine3:hybrid") return 0.625;
   const std::string name = mode.substr(0, mode.find(':'));
   if (name == "ddp" || name == "engine0") return 1;
   for (const auto& [stage, ratio] : {std::pair{'1', 0.75}, {'2', 0.625}, {'3', 0.5}}) {

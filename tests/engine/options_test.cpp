@@ -51,7 +51,6 @@ TEST(EngineOptions, ThatDifferBetweenRanksAreRefused) {
         [](EngineConfig& c) { c.in_flight_bytes = 1; },
         [](EngineConfig& c) { c.lookahead = 7; },
         [](EngineConfig& c) { c.whole_below = 7; },
-        [](EngineConfig& c) { c.ahead_bytes = 7; },
         [](EngineConfig& c) { c.keep_buffers = false; },
         [](EngineConfig& c) { c.keep_gradients = false; },
         [](EngineConfig& c) { c.defer_parameter_gather = true; },

@@ -46,14 +46,10 @@ TEST(Disagreement, AboutTheMode) {
 }
 
 TEST(Disagreement, AboutTheModelOrItsTraining) {
-  const std::string owner = "variant 'owner', ownership by ",
-                    first = "parameter 'first' [7, 5] Float";
-  expect_sessions_refused([](SessionOptions& o) { o.ownership = train::Ownership::kByCount; },
-                          kModel, owner + "size", owner + "count");
+  const std::string owner = "variant 'owner', ", first = "parameter 'first' [7, 5] Float";
   expect_sessions_refused(
       [](SessionOptions& o) { o.accumulation = train::Accumulation::kReduceEach; }, kModel,
-      owner + "size, accumulation before the reduction",
-      owner + "size, a reduction of every micro-batch");
+      owner + "accumulation before the reduction", owner + "a reduction of every micro-batch");
   expect_sessions_refused([](SessionOptions& o) { o.reduce_type = dist::ReduceType::kFloat32; },
                           kModel, "gradients of 2 bytes reduced in",
                           "gradients of 2 bytes reduced in float32");

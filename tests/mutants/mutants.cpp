@@ -83,7 +83,7 @@ struct SkippedParameterBroadcast final : Zero1Sharding {
   void sync_parameters() override {
     std::vector<std::size_t> all_but_one = backward_order();
     all_but_one.erase(all_but_one.begin());
-    const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
+    const train::Owners owners(list(), communicator_);
     train::broadcast_from_owners(list(), all_but_one, owners, communicator_);
   }
 };
@@ -92,7 +92,7 @@ struct SkippedParameterBroadcast final : Zero1Sharding {
 struct OffByOneShard final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
   void sync_parameters() override {
-    const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
+    const train::Owners owners(list(), communicator_);
     for (const std::size_t i : backward_order()) {
       const int neighbour = (owners.of(i) + 1) % communicator_.size();
       communicator_.broadcast(memory::raw(parameter(i)), neighbour, dist::Purpose::kParameter)

@@ -50,10 +50,8 @@ TEST_P(Parity, AccumulatedAfterReducingEach) {
 
 ZERO_TESTS_ON_RANKS(ParityFewRanks, 2, 3);
 
-TEST_P(ParityFewRanks, OtherOwnersOptimizersAndSeeds) {
+TEST_P(ParityFewRanks, OtherOptimizersAndSeeds) {
   std::vector<RunOptions> all = {
-      {.ownership = train::Ownership::kByCount},
-      {.ownership = train::Ownership::kByOffset},
       {.same_seed = false},
   };
   for (const OptimizerKind& kind : torch_kinds()) all.push_back({.optimizer = kind.make});

@@ -32,9 +32,8 @@ Seen train_and_look(dist::Communicator& communicator, const std::string& mode,
   const memory::Snapshot before = memory::snapshot();
   Toy toy;
   if (has_values) nn::initialize_parameters(*toy.model, toy.values);
-  const auto strategy = make_strategy(
-      mode, {*toy.model, communicator, optim::adamw(), has_values ? nullptr : &toy.values, "",
-             train::Ownership::kBySize, accumulation});
+  const auto strategy = make_strategy(mode, {*toy.model, communicator, optim::adamw(),
+                                             has_values ? nullptr : &toy.values, "", accumulation});
   tools::Trainer trainer(*strategy, losses_of(*strategy));
   trainer.step(first);
   const dist::Traffic traffic = communicator.traffic();

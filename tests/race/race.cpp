@@ -426,7 +426,6 @@ int run(const std::string& planted) {
     // Twins repeat their own shard: by cut.
     std::map<std::vector<std::int64_t>, double> expected;
     for (unsigned seed = 0; seed < 10; ++seed, ++runs) {
-      const std::int64_t lookahead = seed == 9 ? kAutoLookahead : seed % 4;
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
       const std::vector key{bucket, whole_below};
@@ -436,7 +435,7 @@ int run(const std::string& planted) {
                                 {.stage = stage,
                                  .bucket_bytes = bucket,
                                  .in_flight_bytes = 1 << (seed + 6),
-                                 .lookahead = lookahead,
+                                 .lookahead = seed % 4,
                                  .whole_below = whole_below},
                                 is_first ? Other::kNothing : other, seed % 4 == 3 ? "/tmp" : "");
       const double first = expected.emplace(key, loss).first->second;

@@ -25,7 +25,7 @@ struct Medium : Toy {
 template <class Model>
 struct OverlapRun : ToyRun<ShardedDataParallel, Model> {
   explicit OverlapRun(dist::Communicator& communicator, const ShardingOptions& options = {})
-      : ToyRun<ShardedDataParallel, Model>(communicator, "", train::Ownership::kBySize, options) {}
+      : ToyRun<ShardedDataParallel, Model>(communicator, "", options) {}
 };
 
 // Unsharded bytes of the largest bucket among those from index `first`.

@@ -12,8 +12,8 @@ RunRecord run_edge_case_model(dist::Communicator& communicator, const std::strin
   const auto model = make_deferred<EdgeCaseModel>();
   move_to(options.device, *model);
   nn::SeededValues values(options.same_seed ? 3 : 3 + communicator.rank());
-  const auto strategy = make_strategy(mode, {*model, communicator, options.optimizer, &values, "",
-                                             options.ownership, options.accumulation});
+  const auto strategy = make_strategy(
+      mode, {*model, communicator, options.optimizer, &values, "", options.accumulation});
   tools::Trainer trainer(*strategy, losses_of(*strategy), {.clip_norm = options.clip_norm});
   RunRecord record;
   for (int step = 0; step < options.steps; ++step) {

@@ -15,7 +15,6 @@ struct RunOptions {
   int steps = 4;
   int micro_batches = 1;
   double clip_norm = 0;
-  train::Ownership ownership = train::Ownership::kBySize;
   train::Accumulation accumulation = train::Accumulation::kLocal;
   at::Device device = at::kCPU;
   bool same_seed = true;  ///< false: ranks draw different first values, which rank 0's must replace

@@ -152,8 +152,8 @@ struct WholeRank {
         data(mesh.data()),
         model(make_deferred<nn::Llama>(pipeline_config(shape),
                                        nn::TensorParallel(mesh.tensor(), shape.sequence))),
-        strategy(make_strategy(mode, {*model, mesh, shape.optimizer, &values, "",
-                                      train::Ownership::kBySize, shape.accumulation})),
+        strategy(
+            make_strategy(mode, {*model, mesh, shape.optimizer, &values, "", shape.accumulation})),
         trainer(*strategy, losses_of(*strategy), shape.trainer) {}
 
   tools::StepResult step(int number, int count) {

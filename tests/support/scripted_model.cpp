@@ -107,9 +107,7 @@ std::size_t ScriptedRun::unit_of(const std::string& parameter) const {
 
 std::vector<std::string> stage_3_modes() {
   std::vector<std::string> modes = all_modes();
-  std::erase_if(modes, [](const std::string& mode) {
-    return !is_stage_3(mode) || mode.ends_with("hybrid");  // units as small as these stay whole
-  });
+  std::erase_if(modes, [](const std::string& mode) { return !is_stage_3(mode); });
   return modes;
 }
 

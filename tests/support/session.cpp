@@ -25,9 +25,8 @@ bool gathers_by_unit(const std::string& mode) {
 Session::Session(dist::Communicator& communicator, const std::string& mode, SessionOptions options)
     : communicator_(communicator), options_(std::move(options)), values_(options_.seed) {
   model_ = make_deferred<RandomModel>(options_.model);
-  strategy_ =
-      make_strategy(mode, {*model_, communicator, options_.optimizer, &values_, "",
-                           options_.ownership, options_.accumulation, options_.reduce_type});
+  strategy_ = make_strategy(mode, {*model_, communicator, options_.optimizer, &values_, "",
+                                   options_.accumulation, options_.reduce_type});
   trainer_ = std::make_unique<tools::Trainer>(*strategy_, losses_of(*strategy_), options_.trainer);
 }
 

@@ -29,7 +29,6 @@ std::vector<at::Tensor> whole_gradients(train::Strategy& strategy);
 struct SessionOptions {
   RandomModelConfig model;
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
-  train::Ownership ownership = train::Ownership::kBySize;
   train::Accumulation accumulation = train::Accumulation::kLocal;
   train::StepOptions trainer;
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;

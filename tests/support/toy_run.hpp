@@ -19,9 +19,9 @@ struct ToyRun {
   /// `more` is what the chapter's class takes besides.
   template <class... More>
   explicit ToyRun(dist::Communicator& communicator, const std::string& variant = "",
-                  train::Ownership ownership = train::Ownership::kBySize, const More&... more)
+                  const More&... more)
       : communicator(communicator),
-        owned(std::make_unique<Strategy>(arguments(variant, ownership), more...)),
+        owned(std::make_unique<Strategy>(arguments(variant), more...)),
         trainer(strategy, losses_of(strategy)) {}
   /// The same with what `make` makes of the arguments of a strategy.
   template <class Make>
@@ -31,9 +31,8 @@ struct ToyRun {
         owned(make(arguments())),
         trainer(strategy, losses_of(strategy)) {}
 
-  train::StrategyArguments arguments(const std::string& variant = "",
-                                     train::Ownership ownership = train::Ownership::kBySize) {
-    return {*toy.model, communicator, optim::adamw(), &toy.values, variant, ownership};
+  train::StrategyArguments arguments(const std::string& variant = "") {
+    return {*toy.model, communicator, optim::adamw(), &toy.values, variant};
   }
 
   /// This rank's batch of `step`.

@@ -12,7 +12,6 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
-#include <zero/train/ownership.hpp>
 
 #include "device.hpp"
 
@@ -91,7 +90,6 @@ void add_run_options(CLI::App& app, Options& o) {
       ->expected(0, 1);
   text(app, "--shard-size", o.shard_size,
        "ranks that share the model states under hsdp1 to hsdp3, or host; ddp becomes hddp");
-  text(app, "--ownership", o.ownership, "size, count or offset");
   number(app, "--timeout", o.timeout_seconds, 0.1, 86400, "longest wait for a rank, in seconds");
   app.add_flag(
       "!--no-compute-alone", o.compute_alone,
@@ -280,7 +278,6 @@ Options parse(int argc, char** argv) {
   }
   add_shard_size(o);
   for (const std::string& mode : o.modes) all_modes().check(mode);
-  train::ownership_from(o.ownership);
   if (!o.checkpoint.folder.empty() && o.modes.size() != 1) {
     throw Error("--checkpoint keeps one run: take one mode, --modes " + o.modes.back());
   }

@@ -66,7 +66,6 @@ struct Options {
   std::string shard_size;
   /// A folder: parse() adds the mode whose optimizer states are there; empty: not given.
   std::string offload;
-  std::string ownership = "size";
   std::string dtype = "fp32";  ///< or bf16, which keeps fp32 masters
   std::string device = "cpu";
   bool activation_checkpointing = false;

@@ -143,7 +143,6 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
   run["model's config"] = o.weights_config;
   run["learning rate"] = o.learning_rate;
   run["seed"] = o.seed;
-  run["ownership"] = o.ownership;
   run["--checkpoint"] = !o.checkpoint.folder.empty();
   run["--checkpoint-every"] = o.checkpoint.every;
   run["begins"] = o.checkpoint.resume.empty() ? "from the start" : "from a checkpoint";
@@ -206,8 +205,7 @@ class RankRun {
     strategy_ = all_modes().make(mode, {.module = *model_,
                                         .mesh = mesh_,
                                         .optimizer = optimizer_of(options),
-                                        .values = values_.get(),
-                                        .ownership = train::ownership_from(options.ownership)});
+                                        .values = values_.get()});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();
   }

@@ -28,7 +28,7 @@ class Diary final : public train::Strategy {
  public:
   using Strategy::Strategy;
   explicit Diary(const train::StrategyArguments& arguments) : Strategy(arguments) {
-    first_values().broadcast_all();
+    broadcast_first_values();
   }
   at::Tensor forward(const std::function<at::Tensor()>& pass,
                      std::optional<std::int64_t> loss_terms) override {

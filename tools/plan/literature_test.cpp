@@ -15,9 +15,9 @@
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/exposed_time.hpp>
-#include <zero/train/ownership.hpp>
+#include <zero/train/owners.hpp>
 
+#include "exposed_time.hpp"
 #include "planner.hpp"
 
 namespace zero::plan {
@@ -92,12 +92,19 @@ Cell ladder(std::int64_t classes) {
 }
 
 // Bytes of fp32 and their fullest rank's, where tensors have owners.
-std::pair<double, double> all_and_fullest(int ranks, train::Ownership ownership) {
+std::pair<double, double> all_and_fullest(int ranks, bool by_size) {
   std::vector<std::int64_t> sizes;
   for (const nn::Parameter& p : tensors_of_smollm2_360m(/*classes=*/0).parameters) {
     sizes.push_back(p.bytes());
   }
-  const std::vector<int> owners = train::assign_owners(sizes, ranks, ownership);
+  const auto n = static_cast<std::size_t>(ranks);
+  std::vector<int> owners = train::assign_owners(sizes, ranks);
+  if (!by_size) {  // runs of equal length
+    owners.clear();
+    for (std::size_t r = 0; r < n; ++r) {
+      owners.insert(owners.end(), (sizes.size() + n - 1 - r) / n, static_cast<int>(r));
+    }
+  }
   std::vector<double> owned(static_cast<std::size_t>(ranks), 0);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     owned[static_cast<std::size_t>(owners[i])] += static_cast<double>(sizes[i]);
@@ -107,8 +114,7 @@ std::pair<double, double> all_and_fullest(int ranks, train::Ownership ownership)
 
 std::string owners(const Place& p) {
   const auto ranks = static_cast<int>(number_in(p.heading));
-  const auto [all, fullest] = all_and_fullest(
-      ranks, p.row[0] == "by size" ? train::Ownership::kBySize : train::Ownership::kByCount);
+  const auto [all, fullest] = all_and_fullest(ranks, p.row[0] == "by size");
   return fixed(fullest * ranks / all, 4);
 }
 
@@ -206,9 +212,7 @@ std::string lookahead(const Place& p) {
   const auto all = [](double seconds) { return std::vector<double>(32, seconds); };
   if (p.heading == "k*") return fmt::format("{}", k);
   return fixed(
-      1e3 * (p.column == 1 ? gather
-                           : train::exposed_seconds({all(gather), all(kCompute), all(0)}, k)),
-      0);
+      1e3 * (p.column == 1 ? gather : exposed_seconds({all(gather), all(kCompute), all(0)}, k)), 0);
 }
 
 std::string break_even(const Place& p) {
@@ -316,7 +320,7 @@ TEST(Literature, FsdpAtRest) {
 
 // By count the fuller of two ranks, under stages 1, 2 and 3.
 TEST(Literature, TheFullerOfTwoOwners) {
-  const auto [all, fullest] = all_and_fullest(2, train::Ownership::kByCount);
+  const auto [all, fullest] = all_and_fullest(2, /*by_size=*/false);
   const auto mib = [](double bytes) { return in(bytes, Unit::kMiB, 1); };
   EXPECT_EQ(mib(2 * all + 2 * fullest), "4320.7");
   EXPECT_EQ(mib(all + 3 * fullest), "3720.6");

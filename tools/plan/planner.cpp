@@ -8,7 +8,8 @@
 #include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/thousands.hpp>
-#include <zero/train/exposed_time.hpp>
+
+#include "exposed_time.hpp"
 
 namespace zero::plan {
 namespace {
@@ -22,9 +23,9 @@ LookaheadPlan plan_lookahead(const Request& request) {
   }
   LookaheadPlan plan{.gather = std::ranges::max(gathers),
                      .compute = std::ranges::max(computes),
-                     .needed = train::lookahead(gathers, computes),
-                     .used = train::lookahead(gathers, computes),
-                     .always_waits = train::sum(gathers) > train::sum(computes)};
+                     .needed = lookahead(gathers, computes),
+                     .used = lookahead(gathers, computes),
+                     .always_waits = sum(gathers) > sum(computes)};
   const StagePlan zero3 =
       plan_stage(request, Stage::kZero3, data_mesh(Stage::kZero3, request.world_size));
   if (request.memory && request.fits(zero3)) {

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <zero/train/exposed_time.hpp>
-
+#include "exposed_time.hpp"
 #include "planner.hpp"
 
 namespace zero::plan {
@@ -42,7 +41,7 @@ StepTime step_time(const Request& r, Stage stage, std::int64_t lookahead) {
   const bool gathers = stage != Stage::kDdp, again = stage == Stage::kZero3;
   std::vector<std::int64_t> order = model.units;
   if (model.root > 0) order.insert(order.begin(), model.root);
-  train::Pass forward, backward;
+  Pass forward, backward;
   for (const std::int64_t unit : order) {
     const double gather = transfer_seconds(unit * r.policy.parameter, r.world_size, r.machine);
     const double compute = forward_seconds(unit, r.tokens(), r.machine);
@@ -60,11 +59,10 @@ StepTime step_time(const Request& r, Stage stage, std::int64_t lookahead) {
     std::ranges::reverse(*values);
   }
   StepTime time;
-  time.compute = train::sum(forward.compute) + train::sum(backward.compute);
-  time.communication =
-      train::sum(forward.gather) + train::sum(backward.gather) + train::sum(backward.reduce);
-  time.exposed = train::exposed_seconds(forward, again ? lookahead : std::ssize(order)) +
-                 train::exposed_seconds(backward, lookahead);
+  time.compute = sum(forward.compute) + sum(backward.compute);
+  time.communication = sum(forward.gather) + sum(backward.gather) + sum(backward.reduce);
+  time.exposed = exposed_seconds(forward, again ? lookahead : std::ssize(order)) +
+                 exposed_seconds(backward, lookahead);
   return time;
 }
 

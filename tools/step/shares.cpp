@@ -21,18 +21,29 @@
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/flat/shard_layout.hpp>
-#include <zero/train/ownership.hpp>
+#include <zero/train/owners.hpp>
 
 namespace zero {
 namespace {
 
 using Shares = std::vector<std::int64_t>;  // bytes of each rank
 
-Shares of_owners(const nn::ParameterList& list, int ranks, train::Ownership how) {
+// Runs of equal length in registration order; the first ranks have the remainder.
+std::vector<int> by_count(std::size_t count, std::size_t ranks) {
+  std::vector<int> owners;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    owners.insert(owners.end(), (count + ranks - 1 - rank) / ranks, static_cast<int>(rank));
+  }
+  return owners;
+}
+
+Shares of_owners(const nn::ParameterList& list, int ranks, bool by_size) {
   std::vector<std::int64_t> bytes;
   for (const nn::Parameter& p : list.parameters) bytes.push_back(p.bytes());
-  const std::vector<int> owners = train::assign_owners(bytes, ranks, how);
-  Shares shares(static_cast<std::size_t>(ranks), 0);
+  const auto n = static_cast<std::size_t>(ranks);
+  const std::vector<int> owners =
+      by_size ? train::assign_owners(bytes, ranks) : by_count(bytes.size(), n);
+  Shares shares(n, 0);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     shares[static_cast<std::size_t>(owners[i])] += bytes[i];
   }
@@ -85,8 +96,8 @@ tools::Json compare(const std::string& model, const nn::ParameterList& list) {
   std::vector<tools::Cells> rows;
   tools::Json document = {{"model", model}, {"parameter_bytes", list.bytes()}};
   for (const int ranks : {2, 4, 8, 16}) {
-    const Shares by_count = of_owners(list, ranks, train::Ownership::kByCount);
-    const Shares by_size = of_owners(list, ranks, train::Ownership::kBySize);
+    const Shares by_count = of_owners(list, ranks, /*by_size=*/false);
+    const Shares by_size = of_owners(list, ranks, /*by_size=*/true);
     const Split split = of_shards(list, ranks, /*per_parameter=*/false);
     const Split per_parameter = of_shards(list, ranks, /*per_parameter=*/true);
     rows.push_back(

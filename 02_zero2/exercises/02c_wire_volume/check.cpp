@@ -7,7 +7,7 @@
 #include <grading/check.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/ownership.hpp>
+#include <zero/train/owners.hpp>
 
 namespace exercise_02c {
 
@@ -24,7 +24,7 @@ std::int64_t sent_by_owner(std::int64_t owned, int ranks) {
 }
 
 std::vector<std::int64_t> owned_bytes(int ranks) {
-  const auto owners = zero::train::assign_owners(kBytes, ranks, zero::train::Ownership::kBySize);
+  const auto owners = zero::train::assign_owners(kBytes, ranks);
   std::vector<std::int64_t> owned(static_cast<std::size_t>(ranks));
   for (std::size_t i = 0; i < owners.size(); ++i) {
     owned[static_cast<std::size_t>(owners[i])] += kBytes[i];

@@ -1,19 +1,23 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/ownership.hpp>
 #include <zero/train/placement.hpp>
 
 namespace zero::train {
 
+/// Owner of each parameter, from the sizes alone, so that every rank gets the same answer without
+/// communication: the largest first, each to the rank that has least so far. `bytes` in
+/// registration order; ties go to the earlier parameter and the lower rank.
+std::vector<int> assign_owners(const std::vector<std::int64_t>& bytes, int world_size);
+
 /// Which rank owns which whole parameter. For the chapters that shard by whole parameters.
 class Owners {
  public:
-  Owners(const nn::ParameterList& list, const dist::Communicator& communicator,
-         Ownership ownership);
+  Owners(const nn::ParameterList& list, const dist::Communicator& communicator);
 
   int of(std::size_t index) const { return owners_[index]; }
   bool mine(std::size_t index) const { return owners_[index] == rank_; }

@@ -12,10 +12,12 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/read_watch.hpp>
+#include <zero/train/broadcast_buffers.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::train {
 
+using dist::Purpose;
 using memory::Category;
 using memory::Charge;
 
@@ -24,8 +26,7 @@ namespace {
 // Text that must be equal on all ranks, one property per line.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
   std::string text = fmt::format(
-      "variant '{}', ownership by {}, {}\ngradients of 2 bytes reduced in {}\n", arguments.variant,
-      name(arguments.ownership),
+      "variant '{}', {}\ngradients of 2 bytes reduced in {}\n", arguments.variant,
       arguments.accumulation == Accumulation::kLocal ? "accumulation before the reduction"
                                                      : "a reduction of every micro-batch",
       dist::name(arguments.reduce_type));
@@ -61,7 +62,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
       averaged_(list_, stage_of_model_, mesh_, placements_, optimizer_, arguments.reduce_type,
                 reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
-      first_values_(module_, list_, communicator_, held_, arguments.values),
+      values_(arguments.values),
       passes_(*units_, list_,
               {.gather = [this](std::size_t u, Gather why) { gather_by_name(u, why); },
                .drop = [this](std::size_t u) { drop(u); }},
@@ -97,6 +98,40 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
 }
 
 Strategy::~Strategy() = default;
+
+void Strategy::broadcast_first_values() {
+  for (std::size_t i = 0; i < count(); ++i) {
+    fill_first_value(i);
+    communicator_.broadcast(memory::raw(parameter(i)), /*root=*/0, Purpose::kSetup).wait();
+  }
+  broadcast_buffers();
+}
+
+void Strategy::send_first_value(std::size_t index, int owner) {
+  const int rank = communicator_.rank();
+  const at::Tensor tensor = memory::raw(parameter(index));
+  if (rank == 0 || rank == owner) fill_first_value(index);
+  if (owner == 0) return;
+  if (rank == 0) communicator_.send(tensor, owner, Purpose::kSetup).wait();
+  if (rank == owner) communicator_.recv(tensor, 0, Purpose::kSetup).wait();
+}
+
+// Allocates the parameter; on rank 0, also asks the source for its first value.
+void Strategy::fill_first_value(std::size_t index) {
+  const Charge charge(Category::kParameters);
+  const bool had_values = memory::has_storage(parameter(index));
+  memory::allocate_storage(parameter(index));
+  if (communicator_.rank() == 0 && !had_values) write_first_value(index, parameter(index));
+}
+
+void Strategy::write_first_value(std::size_t index, at::Tensor out) {
+  nn::fill_part(*values_, list_.parameters[index], out);
+}
+
+void Strategy::broadcast_buffers() {
+  train::broadcast_buffers(module_, communicator_, Purpose::kSetup);
+  held_.note_storages();
+}
 
 at::Tensor Strategy::forward(const std::function<at::Tensor()>& pass,
                              std::optional<std::int64_t> loss_terms) {

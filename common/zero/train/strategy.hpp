@@ -13,7 +13,6 @@
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/costs.hpp>
-#include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_writes.hpp>
 #include <zero/train/placement.hpp>
@@ -166,8 +165,17 @@ class Strategy {
 
   // What its constructor calls.
 
-  /// Sends the model's first values, from rank 0.
-  FirstValues& first_values() { return first_values_; }
+  /// Sends the first value of every parameter and buffer from rank 0 to all ranks. For stages that
+  /// hold the whole model.
+  void broadcast_first_values();
+  /// Sends that of one parameter to `owner` alone; other ranks allocate nothing. For stages that
+  /// hold whole parameters, each on one rank. Rank 0 has the value too, until it is released.
+  void send_first_value(std::size_t index, int owner);
+  /// Writes that of one parameter, from StrategyArguments::values, into `out` (of its shape and
+  /// dtype). Acts on this rank alone.
+  void write_first_value(std::size_t index, at::Tensor out);
+  /// Sends the buffers. Call it when parameters have the storages that they keep until release().
+  void broadcast_buffers();
   /// What this rank has of each parameter. The optimizer forgets all that it does not update.
   void shard_optimizer(Placements placements);
   /// From now on gradients are reduced while backward() runs, when they are complete and in the
@@ -205,6 +213,7 @@ class Strategy {
   const dist::Reduction average_;
 
  private:
+  void fill_first_value(std::size_t index);
   void gather_by_name(std::size_t unit, Gather why);
   void update();
   void make_optimizer(const optim::OptimizerFactory& make,
@@ -225,7 +234,7 @@ class Strategy {
   ShownValues shown_;
   AveragedGradients averaged_;
   HeldModel held_;
-  FirstValues first_values_;
+  nn::ParameterSource* const values_;
   AutogradPasses passes_;
 };
 

@@ -8,7 +8,6 @@
 #include <zero/nn/model_units.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/train/ownership.hpp>
 
 namespace zero::train {
 
@@ -31,7 +30,6 @@ struct StrategyArguments {
   /// stage.
   nn::ParameterSource* values = nullptr;
   std::string variant = {};  ///< one of the chapter's; empty: its default
-  Ownership ownership = Ownership::kBySize;
   Accumulation accumulation = Accumulation::kLocal;
   /// The type in which gradients of 2-byte dtypes are reduced.
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;

@@ -9,10 +9,7 @@ void register_prefetch_overlap(tools::Registry& registry) {
   registry.add_engine("engine1", chapter, {{"overlap", {.stage = 1}}});
   registry.add_engine("engine2", chapter, {{"overlap", {.stage = 2}}});
   registry.add_engine("engine3", chapter,
-                      {{"overlap", {.stage = 3}},
-                       {"on_demand", {.stage = 3, .lookahead = 0}},
-                       {"auto", {.stage = 3, .lookahead = kAutoLookahead}},
-                       {"hybrid", {.stage = 3, .whole_below = kHybridThreshold}}});
+                      {{"overlap", {.stage = 3}}, {"on_demand", {.stage = 3, .lookahead = 0}}});
 }
 
 }  // namespace zero

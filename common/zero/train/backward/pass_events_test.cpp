@@ -71,7 +71,7 @@ class Diary final : public Strategy {
  public:
   explicit Diary(const StrategyArguments& arguments)
       : Strategy(arguments), whole_(list().units.size(), false) {
-    first_values().broadcast_all();
+    broadcast_first_values();
     reduce_in_backward(
         UnitSchedule::one_by_one(list()),
         [this](std::size_t i) { lines.push_back("reduce " + list().parameters[i].name); },

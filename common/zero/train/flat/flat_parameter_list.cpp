@@ -93,8 +93,9 @@ std::vector<UnitSchedule::Item> FlatParameterList::items() const {
   return items;
 }
 
-Placements FlatParameterList::placements(dist::Communicator* group) const {
-  Placements all{.of = {}, .group = group};
+Placements FlatParameterList::placements() const {
+  const bool updates_all = buffers_.front().options().sharded == Sharded::kNothing;
+  Placements all{.of = {}, .group = updates_all ? nullptr : &communicator_};
   for (const Place& place : places_) {
     all.of.push_back(buffers_[place.buffer].placement(place.member));
   }
@@ -181,18 +182,6 @@ std::int64_t FlatParameterList::gradient_bytes() const {
 bool FlatParameterList::shards(std::size_t unit) const {
   return std::ranges::any_of(of_unit_[unit],
                              [this](std::size_t b) { return buffers_[b].shards_parameters(); });
-}
-
-std::int64_t FlatParameterList::largest_sharded_unit() const {
-  std::int64_t largest = 0;
-  for (std::size_t u = 1; u < of_unit_.size(); ++u) {
-    std::int64_t bytes = 0;
-    for (const std::size_t b : of_unit_[u]) {
-      if (buffers_[b].shards_parameters()) bytes += buffers_[b].full_bytes();
-    }
-    largest = std::max(largest, bytes);
-  }
-  return largest;
 }
 
 SentBytes FlatParameterList::sent(const Gathers& gathers) const {

@@ -41,8 +41,8 @@ class FlatParameterList {
 
   /// FlatParameters::bring() of the buffer of parameter `index`.
   void bring(std::size_t index);
-  /// What this rank has of each parameter, from initialize() on. `group`: see Placements.
-  Placements placements(dist::Communicator* group) const;
+  /// What this rank has of each parameter, from initialize() on.
+  Placements placements() const;
   /// Throws zero::Error for a parameter that was frozen when it was flattened.
   void collect(std::size_t index);
 
@@ -69,9 +69,6 @@ class FlatParameterList {
   std::int64_t gradient_bytes() const;
   /// Whether anything is gathered of the unit before it runs.
   bool shards(std::size_t unit) const;
-  /// Bytes of the largest unit whose parameters are sharded, when it is whole. The root is left
-  /// out: it is never gathered ahead.
-  std::int64_t largest_sharded_unit() const;
   using Gathers = std::function<std::int64_t(std::size_t unit)>;
   /// What this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
   /// unit whose parameters are sharded.

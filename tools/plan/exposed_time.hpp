@@ -1,28 +1,24 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
 /// Seconds that gathers leave uncovered when units are gathered ahead of their use.
-namespace zero::train {
+namespace zero::plan {
 
 double sum(std::span<const double> values);
 
 /// Lookahead k: while unit i computes, the gathers of units up to i + k are in flight.
 ///
-/// The smallest k, at most `most`, whose pass waits at most `slack` seconds longer than the pass
-/// with lookahead `most` (exposed_seconds()): no larger k waits less, because to ask earlier never
-/// delays a gather. T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k) for every i is necessary
-/// to hide every gather, and not enough: a gather also waits for those before it on the link. (The
-/// published rule for equal units, k* = ceil(T_gather / T_compute), gives every gather a link of
-/// its own.) Both spans have one entry for each unit. Throws Error if they differ in length or are
-/// empty.
+/// The smallest k whose pass waits no longer than with any other (exposed_seconds()): to ask
+/// earlier never delays a gather. T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k) for every
+/// i is necessary to hide every gather, and not enough: a gather also waits for those before it on
+/// the link. (The published rule for equal units, k* = ceil(T_gather / T_compute), gives every
+/// gather a link of its own.) Both spans have one entry for each unit. Throws Error if they differ
+/// in length or are empty.
 std::int64_t lookahead(std::span<const double> gather_seconds,
-                       std::span<const double> compute_seconds,
-                       std::int64_t most = std::numeric_limits<std::int64_t>::max(),
-                       double slack = 0);
+                       std::span<const double> compute_seconds);
 
 /// One pass over the units, in order: each is gathered, computes, and then has something to send.
 struct Pass {
@@ -35,4 +31,4 @@ struct Pass {
 /// i starts, and the link carries one transfer at a time, in the order of requests.
 double exposed_seconds(const Pass& pass, std::int64_t lookahead);
 
-}  // namespace zero::train
+}  // namespace zero::plan

@@ -3,29 +3,18 @@
 
 #include <random>
 
-#include <tests/support/error_of.hpp>
 #include <tests/support/shard_layout.hpp>
-#include <zero/train/ownership.hpp>
+#include <zero/train/owners.hpp>
 
 namespace zero::train {
 namespace {
 
-TEST(Ownership, ByCountGivesTheRemainderToTheFirstRanks) {
-  EXPECT_EQ(assign_owners({1, 1, 1, 1, 1, 1, 1}, 3, Ownership::kByCount),
-            (std::vector<int>{0, 0, 0, 1, 1, 2, 2}));
-}
-
-TEST(Ownership, BySizeBalancesPerfectlyWhereItCan) {
+TEST(Owners, BalancePerfectlyWhereItCan) {
   const std::vector<std::int64_t> bytes = {9, 7, 5, 3, 9, 7, 5, 3};
-  const std::vector<int> owners = assign_owners(bytes, 2, Ownership::kBySize);
+  const std::vector<int> owners = assign_owners(bytes, 2);
   std::int64_t load[2] = {0, 0};
   for (std::size_t i = 0; i < bytes.size(); ++i) load[owners[i]] += bytes[i];
   EXPECT_EQ(load[0], load[1]);
-}
-
-TEST(Ownership, UnknownNamesAreRefused) {
-  EXPECT_EQ(ownership_from("count"), Ownership::kByCount);
-  EXPECT_THROW(ownership_from("cuont"), Error);
 }
 
 constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8, 16};

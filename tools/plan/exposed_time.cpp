@@ -1,18 +1,19 @@
+#include "exposed_time.hpp"
+
 #include <algorithm>
 #include <numeric>
 #include <ranges>
 
 #include <zero/base/error.hpp>
-#include <zero/train/exposed_time.hpp>
 
-namespace zero::train {
+namespace zero::plan {
 
 double sum(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
 std::int64_t lookahead(std::span<const double> gather_seconds,
-                       std::span<const double> compute_seconds, std::int64_t most, double slack) {
+                       std::span<const double> compute_seconds) {
   if (gather_seconds.size() != compute_seconds.size() || gather_seconds.empty()) {
     throw Error("a lookahead needs one gather and one compute time for every unit");
   }
@@ -20,10 +21,10 @@ std::int64_t lookahead(std::span<const double> gather_seconds,
                   {compute_seconds.begin(), compute_seconds.end()},
                   std::vector<double>(gather_seconds.size(), 0.0)};
   // With as many ahead as there are units, all are requested at once.
-  most = std::min(most, static_cast<std::int64_t>(gather_seconds.size()));
+  const std::int64_t most = std::ssize(gather_seconds);
   constexpr double kRounding = 1e-9;  // sums of the same times in another order
-  const double allowed = exposed_seconds(pass, most) + slack +
-                         kRounding * (sum(gather_seconds) + sum(compute_seconds));
+  const double allowed =
+      exposed_seconds(pass, most) + kRounding * (sum(gather_seconds) + sum(compute_seconds));
   const auto lookaheads = std::views::iota(std::int64_t{0}, most);
   return *std::ranges::partition_point(
       lookaheads, [&](std::int64_t k) { return exposed_seconds(pass, k) > allowed; });
@@ -55,4 +56,4 @@ double exposed_seconds(const Pass& pass, std::int64_t lookahead) {
   return std::max(now, link_is_free) - sum(pass.compute);
 }
 
-}  // namespace zero::train
+}  // namespace zero::plan
