@@ -29,7 +29,7 @@ HELP = """./run exercise ID              make your copy of an exercise, or build
 ./run exercise ID --reset      begin anew; your answer is kept beside it
 ./run exercise ID --solution   show our answer; the first call warns
 
-./run course lists the exercises, those of the core first."""
+./run course lists the exercises in the order of the pages, those of the core first."""
 
 
 def say(text):
@@ -85,11 +85,19 @@ class Exercise:
         picture = re.search(r"!\[[^]]*\]\(\.\./(.*)\)", self.page().read_text())
         return f"{self.page().relative_to(ROOT)}" + (f", and its first picture {picture[1]}" if picture else "")
 
+    def row(self):
+        """Its row in the table of its page; None if there is none."""
+        return re.search(rf"(?m)^\|.*`\./run exercise {self.id}`.*", self.page().read_text())
+
     def is_core(self):
         """Whether the head line of its page says so, and the page's table does not mark the exercise as *further*."""
-        text = self.page().read_text()
-        row = re.search(rf"(?m)^\|.*`\./run exercise {self.id}`.*", text)
-        return text.split("\n\n")[1].startswith("*Core") and not (row and "*further" in row[0])
+        row = self.row()
+        return self.page().read_text().split("\n\n")[1].startswith("*Core") and not (row and "*further" in row[0])
+
+    def place(self):
+        """For the order of the course: the number in the title of its page, then its place in the page's table."""
+        number, row = re.match(r"# ([\d.]*)", self.page().read_text())[1], self.row()
+        return number.rstrip("."), row.start() if row else math.inf, self.id
 
     def begin(self):
         if self.answer.exists():
@@ -193,7 +201,7 @@ def all_exercises():
 
 
 def core_first():
-    return sorted(all_exercises(), key=lambda exercise: not exercise.is_core())
+    return sorted(all_exercises(), key=lambda exercise: (not exercise.is_core(), exercise.place()))
 
 
 def next_step():
