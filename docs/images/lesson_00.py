@@ -189,7 +189,7 @@ def owners():
 def load():
     """What three ranks take in and send while one gradient of n bytes is averaged and its parameter is made new.
 
-    A rank takes in, and at the same time sends, n bytes in a unit of time.
+    A rank takes in, and at the same time sends, n bytes in a tick.
     """
     ranks, left, row_height = 3, 130, 33
     others = ranks - 1
@@ -209,7 +209,7 @@ def load():
         end = max(begin + length for _, _, begin, length, _ in spans)
         sent = sum(length for _, way, _, length, _ in spans if way == "out")
         picture.text(8, top, heading, "name")
-        picture.text(690, top, f"{number(round(end, 2))} units of time, {number(round(sent, 2))} n bytes sent in all", "end")
+        picture.text(690, top, f"{number(round(end, 2))} ticks, {number(round(sent, 2))} n bytes sent in all", "end")
         for rank in range(ranks):
             y = top + 12 + row_height * rank
             picture.text(8, y + 18, f"rank {rank}")

@@ -166,7 +166,7 @@ def times(name, chapters, title):
         y = 22 + 102 * row
         waits = sum(stop - start for start, stop, _, kind, _ in spans if kind == "waits")
         picture.text(8, y, heading, "name")
-        picture.text(690, y, f"{end:g} units of time, {waits:g} of them waiting", "end")
+        picture.text(690, y, f"{end:g} ticks, {waits:g} of them waiting", "end")
         for line, word in enumerate(("computes", "network")):
             picture.text(8, y + 27 + 30 * line, word)
             top = y + 10 + 30 * line

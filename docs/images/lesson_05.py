@@ -89,7 +89,7 @@ def overlap():
     for row, (heading, rank) in enumerate(steps):
         y = 22 + 102 * row
         picture.text(8, y, heading, "name")
-        picture.text(690, y, f"{rank.now:g} units of time, {rank.waited():g} of them waiting", "end")
+        picture.text(690, y, f"{rank.now:g} ticks, {rank.waited():g} of them waiting", "end")
         draw_rows(picture, rank, left, scale, y + 10)
     picture.legend(226, [("forward", "forward", 88), ("backward", "backward", 94), ("update", "update", 82),
                          ("waits", "waits", 74), ("parameters", "gather", 84),
