@@ -86,8 +86,11 @@ dist::LaunchOptions checked(dist::LaunchOptions options, int ranks) {
   return options;
 }
 
-void on_ranks(int ranks, const std::function<void(dist::Communicator&)>& function) {
-  const auto exits = dist::launch_ranks(checked({}, ranks), [&](dist::Communicator& communicator) {
+void on_ranks(int ranks, const std::function<void(dist::Communicator&)>& function,
+              const std::string& backend) {
+  dist::LaunchOptions options = checked({}, ranks);
+  options.connect.backend = backend;
+  const auto exits = dist::launch_ranks(options, [&](dist::Communicator& communicator) {
     try {
       function(communicator);
     } catch (const Mistake& mistake) {

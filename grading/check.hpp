@@ -45,8 +45,9 @@ int grade(const std::string& id, const std::function<void()>& check, const std::
 /// Runs `function` on `ranks` ranks, each a process with one thread. A collective that ranks
 /// disagree about is an error that names both sides, and none waits longer than 5 s. Throws the
 /// Mistake of the lowest rank that throws one, else one for a rank that crashed or threw anything
-/// else.
-void on_ranks(int ranks, const std::function<void(dist::Communicator&)>& function);
+/// else. `backend`: see ConnectOptions.
+void on_ranks(int ranks, const std::function<void(dist::Communicator&)>& function,
+              const std::string& backend = "gloo");
 
 /// The same on 2, 3, 5 and 1 ranks, one after the other: most mistakes need two.
 void on_all_ranks(const std::function<void(dist::Communicator&)>& function);
