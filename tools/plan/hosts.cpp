@@ -63,13 +63,13 @@ struct Hosts {
     return plan;
   }
   HostPlan hsdp() const {
-    const double between = 2 * gradients / per_host * (ranks / per_host - 1) / (ranks / per_host);
+    // A bucket's all-reduce between hosts runs while the next bucket is reduced inside.
+    HostPhase reduction = inside_host(gradients);
+    reduction.between = 2 * gradients / per_host * (ranks / per_host - 1) / (ranks / per_host);
     return {"HSDP",
             states(*request.hosts.ranks_per_host),
-            {inside_host(parameters(elements, false)),
-             inside_host(parameters(again, false)),
-             inside_host(gradients),
-             {0, between, 0}}};
+            {inside_host(parameters(elements, false)), inside_host(parameters(again, false)),
+             reduction}};
   }
   std::vector<HostPlan> all() const {
     return {plan("ZeRO-3", false, false, false), hsdp(),

@@ -32,7 +32,8 @@ struct HostRequest {
   std::int64_t gradient_block = 256;                  ///< elements of a gradient that share one
 };
 
-/// A collective, or several that follow each other. Bytes are the mean of a host's ranks.
+/// A collective, or one inside hosts and one between hosts that run at the same time. Bytes are the
+/// mean of a host's ranks.
 struct HostPhase {
   double inside = 0;     ///< bytes that a rank sends to ranks of its host
   double between = 0;    ///< bytes that a rank sends to other hosts

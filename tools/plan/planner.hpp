@@ -20,11 +20,11 @@
 /// Narayanan et al. (arXiv:2104.04473), section 2.2, for schedules.
 namespace zero::plan {
 
-/// N = R x S x T x p ranks.
+/// N = R x S x n x p ranks.
 struct Mesh {
   std::int64_t replicas = 1;  ///< R: groups that hold copies of each other
   std::int64_t shards = 1;    ///< S: ranks of a group, which share its model states
-  std::int64_t tensor = 1;    ///< T: ranks that split each layer and work on one batch
+  std::int64_t tensor = 1;    ///< n: ranks that split each layer and work on one batch
   std::int64_t pipeline = 1;  ///< p: stages of a pipeline
 
   std::int64_t data() const { return replicas * shards; }
@@ -32,12 +32,12 @@ struct Mesh {
 };
 /// The mesh of `ranks` data ranks under `stage`: copies of each other, or one group.
 Mesh data_mesh(Stage stage, std::int64_t ranks);
-/// "1x4x2x1": R x S x T x p.
+/// "1x4x2x1": R x S x n x p.
 std::string text(const Mesh& mesh);
 
 /// What a rank of a mesh has of a model, in elements rounded up.
 struct ModelPart {
-  Model model;              ///< what it trains: 1/T of all but norms, of the layers of its stage
+  Model model;              ///< what it trains: 1/n of all but norms, of the layers of its stage
   std::int64_t frozen = 0;  ///< besides: the first stage's copy of a tied embedding
 };
 /// Of pipeline stage `stage`. Stages have equal numbers of layers, or the first ones have one more.
@@ -48,7 +48,7 @@ ModelPart part_of(const Model& model, const Mesh& mesh, std::int64_t stage);
 bool is_tied(const Model& model);
 
 /// What is asked about meshes. Request::batch is in samples a rank here too: a data rank has
-/// batch x T x p samples in a step, so that all meshes of N ranks do the same work.
+/// batch x n x p samples in a step, so that all meshes of N ranks do the same work.
 struct MeshRequest {
   /// T, p and S. Without the first two they are 1; without S all data ranks share model states.
   std::optional<std::int64_t> tensor, pipeline, shards;

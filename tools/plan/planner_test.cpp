@@ -37,7 +37,7 @@ TEST(Planner, NeverRoundsANoIntoAYes) {
   EXPECT_NE(at_least(needed, Unit::kGB), at_most(needed - 1, Unit::kGB));
 }
 
-// docs/planner.md, "Which stage, when": T seconds to gather, C to compute.
+// docs/planner.md, "Which stage, when": v seconds to gather, c to compute.
 TEST(Planner, ManyEqualUnitsExposeWhatThePageSays) {
   for (const double t : {0.1, 0.3, 0.5, 0.9, 3.0}) {  // with C = 1
     Request request = request_for(kBillion, 2, "100GB");

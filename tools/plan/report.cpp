@@ -164,8 +164,9 @@ std::string about_stages(const Plan& plan) {
   std::string text =
       say("V is one copy of the parameters. Transients and activations are estimates, and \"all\" "
           "is a bound. Times for {} GB/s, {} a collective and {} TFLOP/s attained; exposed is what "
-          "one link cannot hide behind compute. From the break-even batch on communication, none "
-          "of it hidden, takes less than {} % of compute.",
+          "one link cannot hide behind compute, under ZeRO-1 and ZeRO-2 with "
+          "defer_parameter_gather. From the break-even batch on communication, none of it hidden, "
+          "takes less than {} % of compute.",
           fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
           fixed(r.machine.flops / 1e12, 3), fixed(100 * kBreakEvenShare, 1));
   if (r.world_size == 1) return text;
@@ -187,8 +188,8 @@ std::string about_stages(const Plan& plan) {
 std::string paragraphs(const Plan& plan) {
   if (!plan.hosts.empty()) return about_hosts(plan);
   if (plan.request.has_mesh()) {
-    return say("R x S x T x p: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A "
-               "data rank has batch x T x p samples in a step. \"All\" that is held is a bound, "
+    return say("R x S x n x p: R groups of S data ranks, n tensor ranks, p stages of a pipeline. A "
+               "data rank has batch x n x p samples in a step. \"All\" that is held is a bound, "
                "and "
                "sent is by the rank that sends most.") +
            about_inputs(plan);
