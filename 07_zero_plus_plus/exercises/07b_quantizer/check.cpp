@@ -67,29 +67,29 @@ void check_error(const Case& c, const at::Tensor& values, const Quantized& q, co
   const double error = errors[worst].item<double>();
   if (error <= 0.5001) return;
   const auto number = q.numbers[worst].item<int>();
-  const double steps = values[worst].item<double>() / back.scales[worst].item<double>();
+  const double in_scales = values[worst].item<double>() / back.scales[worst].item<double>();
   std::string cause;
-  if (std::abs(number) == c.most() && std::abs(steps) > c.most()) {
+  if (std::abs(number) == c.most() && std::abs(in_scales) > c.most()) {
     cause = ": the largest value of a block is clipped, because its scale is too small";
-  } else if (number == std::trunc(steps)) {
+  } else if (number == std::trunc(in_scales)) {
     cause = ": cut off where it should be rounded";
   }
-  throw Mistake(fmt::format("{}with {} bits {} comes back as {}, which is wrong by {:.4f} steps{}",
+  throw Mistake(fmt::format("{}with {} bits {} comes back as {}, which is wrong by {:.4f} scales{}",
                             c.begin, c.bits, values[worst].item<double>(),
                             back.values[worst].item<double>(), error, cause));
 }
 
-// For blocks without tiny values: the largest is `most` steps.
-void check_step(const Case& c, const at::Tensor& values, const Quantized& q) {
+// For blocks without tiny values: the largest is `most` scales.
+void check_scale(const Case& c, const at::Tensor& values, const Quantized& q) {
   for (std::int64_t b = 0; b < q.scales.numel(); ++b) {
     const at::Tensor of_block =
         values.narrow(0, b * c.block, std::min(c.block, values.numel() - b * c.block));
     const double enough = of_block.abs().max().item<double>() / c.most();
-    const double step = q.scales.flatten()[b].item<double>();
-    if (step <= enough * (1 + 1e-6)) continue;
+    const double scale = q.scales.flatten()[b].item<double>();
+    if (scale <= enough * (1 + 1e-6)) continue;
     throw Mistake(fmt::format(
         "{}a block has the scale {} where {} is enough: the largest value of the block decides",
-        c.begin, step, enough));
+        c.begin, scale, enough));
   }
 }
 
@@ -120,7 +120,7 @@ at::Tensor check_values(const Case& c, const at::Tensor& values, bool tiny = fal
   }
   const Back back = back_from(c, q);
   check_error(c, values, q, back);
-  if (!tiny) check_step(c, values, q);
+  if (!tiny) check_scale(c, values, q);
   check_twice(c, q, back);
   return back.values;
 }
