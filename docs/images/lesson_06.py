@@ -9,6 +9,7 @@ from picture import Picture as Paper
 
 class Picture(Paper):
     kinds = ("head", "parameters", "gradients", "shards", "optimizer", "forward", "backward")
+    own_style = "<style>.backward { fill: #afb8c1; }</style>"  # light enough for dark text
 
 
 def halves(picture, x, y, width, height, kind, label, mine):

@@ -10,6 +10,7 @@ from picture import Picture as Paper
 
 class Picture(Paper):
     kinds = ("head", "parameters", "gradients", "shards", "optimizer", "forward", "backward")
+    own_style = "<style>.backward { fill: #afb8c1; }</style>"  # light enough for dark text
 
 
 def parts(picture, x, y, width, count, mine, kind, label=""):
@@ -109,7 +110,7 @@ def blocks():
             picture.arrow(x + 29, 142, x + 29, 186)
         picture.text(left + 2 * each, 104, f"scale {scale:.4g}", "middle")
     picture.text(204, 236, "Each value is wrong by at most half a scale. The largest of a block is 127 or -127.")
-    picture.text(204, 254, "Steps of block 1 are 50 times finer than those of block 0.")
+    picture.text(204, 254, "The scale of block 1 is 50 times smaller than that of block 0.")
     picture.save()
 
 
@@ -125,8 +126,8 @@ def two_hops():
         for shard in range(4):
             picture.box(x + each * shard, 54, each - 2, 24, "gradients", f"{'abcd'[shard]}{rank}")
         picture.arrow(middle, 82, middle, 98)
-        picture.text(middle, 119, "to place 0: a c", "middle")
-        picture.text(middle, 135, "to place 1: b d", "middle")
+        picture.text(middle, 119, "to local rank 0: a c", "middle")
+        picture.text(middle, 135, "to local rank 1: b d", "middle")
         picture.arrow(middle, 142, middle, 158)
         for half in (0, 1):
             name = "abcd"[place + 2 * half]
@@ -138,19 +139,20 @@ def two_hops():
         picture.arrow(middle, 272, middle, 288)
         picture.box(x, 292, width - 2, 24, "shards", f"mean of {'abcd'[rank]}")
         picture.text(middle, 333, "divided by 4", "middle")
-    picture.rect(14, 102, 672, 38, "absent")
+    for group in (0, 1):
+        picture.rect(18 + 346 * group, 102, 318, 38, "absent")
+        picture.text(177 + 346 * group, 97, "first all-to-all: 4 bits", "middle")
     picture.rect(14, 232, 672, 38, "absent")
-    for y, text in ((97, "hop 1, inside: 4 bits"), (227, "hop 2, between: 4 bits")):
-        picture.text(350, y, text, "middle")
+    picture.text(350, 227, "second all-to-all: 4 bits", "middle")
     picture.text(8, 366, "a to d are the shards of ranks 0 to 3. Each value is rounded twice, and one sum for each shard leaves a group.")
     picture.save()
 
 
 def numbers():
     """A block of two elements on 2 x 2 ranks: rounded, added up, rounded, added up, divided."""
-    picture = Picture("lesson_07_numbers", 322, "qgZ: a block of two gradient elements through both hops")
+    picture = Picture("lesson_07_numbers", 322, "qgZ: a block of two gradient elements through both all-to-alls")
     gradients = ((7, 2.4), (14, -3.1), (-7, 0.4), (3.5, 3))
-    rows = ((44, "gradient"), (92, "4 bits, scale"), (152, "sum of the host"), (200, "4 bits, scale"), (260, "average"))
+    rows = ((44, "gradient"), (92, "4 bits, scale"), (152, "sum of the group"), (200, "4 bits, scale"), (260, "average"))
     for y, name in rows:
         picture.text(8, y + 17, name, "name")
 
@@ -179,7 +181,7 @@ def numbers():
     pair(350, 260, "shards", [value / 4 for value in total])
     exact = [sum(values) / 4 for values in zip(*gradients)]
     picture.text(458, 277, "exact: " + ", ".join(f"{value:g}" for value in exact))
-    picture.text(8, 314, "Hop 1 sends the first numbers and scales inside the hosts, hop 2 the second ones between them.")
+    picture.text(8, 314, "The first all-to-all sends the upper numbers and scales inside the groups, the second the lower ones.")
     picture.save()
 
 

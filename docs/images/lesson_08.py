@@ -89,7 +89,7 @@ def ulysses():
     """What four ranks hold before and after the all-to-all."""
     picture = Picture("lesson_08_ulysses", 268, "An all-to-all turns some positions of all heads into all positions of some heads")
     size, kinds = 20, ("parameters", "gradients", "optimizer", "shards")
-    for left, heading, own in ((8, "16 positions x 8 heads, cut by positions", lambda p, h: p // 4),
+    for left, heading, own in ((24, "16 positions x 8 heads, cut by positions", lambda p, h: p // 4),
                                (420, "the same, cut by heads", lambda p, h: h // 2)):
         picture.text(left, 20, heading, "name")
         for position in range(16):
@@ -97,8 +97,9 @@ def ulysses():
                 rank = own(position, head)
                 picture.rect(left + position * 17, 50 + head * size, 16, size - 1, kinds[rank])
         picture.text(left + 8 * 17, 42, "positions", "middle")
-    picture.text(349, 122, "all-to-all", "middle")
-    picture.arrow(306, 132, 392, 132)
+        picture.parts.append(f'<text class="middle" transform="translate({left - 6} {50 + 4 * size}) rotate(-90)">heads</text>')
+    picture.text(350, 122, "all-to-all", "middle")
+    picture.arrow(308, 132, 392, 132)
     picture.legend(236, [(kind, f"rank {rank}", 80) for rank, kind in enumerate(kinds)])
     picture.text(76, 258, "32 numbers a position: a rank has 512 bytes on both sides, and sends 384 of them.")
     picture.save()

@@ -12,10 +12,10 @@ class Picture(Paper):
 
 
 def memory(parameters=13, ranks=8, device=24):
-    """GB of a rank under ZeRO-3 in mixed precision, with the optimizer's states on the device and on the host."""
+    """GB of a rank under ZeRO-3 in mixed precision, with the optimizer's states on the device and in CPU memory."""
     each = {"parameters": 2 * parameters / ranks, "gradients": 2 * parameters / ranks, "optimizer": 12 * parameters / ranks}
     picture = Picture("lesson_10_memory", 226, "Model states of a rank with and without offload")
-    left, scale = 96, 20
+    left, scale = 104, 20
 
     def bar(y, kinds):
         x = left
@@ -28,7 +28,7 @@ def memory(parameters=13, ranks=8, device=24):
     bar(20, each)
     picture.text(8, 109, "device")
     bar(88, ["parameters", "gradients"])
-    picture.text(8, 149, "host")
+    picture.text(8, 149, "CPU memory")
     bar(128, ["optimizer"])
     limit = left + scale * device
     picture.path(f"M{limit} 8V124", "absent")
@@ -90,10 +90,10 @@ def tiles(layers=4, read=1, update=2, write=1):
 
 
 def delay(compute=3, host=2, steps=5, first=3):
-    """Device and host in time: without delay, and with it from step `first` on."""
-    picture = Picture("lesson_10_delay", 268, "Steps on the device and updates on the host, without and with a delay of one step")
+    """Device and CPU in time: without delay, and with it from step `first` on."""
+    picture = Picture("lesson_10_delay", 268, "Steps on the device and updates on the CPU, without and with a delay of one step")
     left, scale = 62, 24
-    for row, (heading, first_delayed) in enumerate((("The device waits for the host", steps + 1),
+    for row, (heading, first_delayed) in enumerate((("The device waits for the CPU", steps + 1),
                                                     (f"Delayed by one step from step {first} on", first))):
         top = 20 + 112 * row
         now, device, on_host = 0, [], []
@@ -110,7 +110,7 @@ def delay(compute=3, host=2, steps=5, first=3):
             now += host
         picture.text(8, top, heading, "name")
         picture.text(left + scale * (compute + host) * steps, top, f"{now} units", "end")
-        for lane, (name, kind, spans) in enumerate((("device", "parameters", device), ("host", "update", on_host))):
+        for lane, (name, kind, spans) in enumerate((("device", "parameters", device), ("CPU", "update", on_host))):
             y = top + 12 + 34 * lane
             picture.text(8, y + 18, name)
             picture.rect(left, y, scale * now, 26, "absent")
@@ -118,7 +118,7 @@ def delay(compute=3, host=2, steps=5, first=3):
                 picture.box(left + scale * begin, y, scale * (stop - begin) - 1, 26, kind, str(step))
     picture.legend(238, [("parameters", "forward and backward of a step, 3 units", 268),
                          ("update", "update with its gradient, 2 units", 226), ("absent", "waits", 60)])
-    picture.text(76, 260, "The numbers in the boxes are steps. Below, step 4 computes while the host updates with gradient 3.")
+    picture.text(76, 260, "The numbers in the boxes are steps. Below, step 4 computes while the CPU updates with gradient 3.")
     picture.save()
 
 
