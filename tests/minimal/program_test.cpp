@@ -489,15 +489,12 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
                            partitioned = exercise::expected_partitioned(4, 0);
   expect_quoted(
       "08_tensor_parallel/activations.md",
-      fmt::format(
-          "it keeps {} bytes. It gathers the 30 once more in backward, 960 bytes, and sends {}.",
-          with_commas(sequence.activations_kept), with_commas(sequence.activations_sent)));
-  expect_quoted(
-      "08_tensor_parallel/activations.md",
-      fmt::format("and the 11: {} bytes. It gathers both in backward, 384 and 960 bytes, and sends "
-                  "{}.",
-                  with_commas(partitioned.activations_kept),
-                  with_commas(partitioned.activations_sent)));
+      fmt::format("| {} | the 30, 960 bytes | {} |", with_commas(sequence.activations_kept),
+                  with_commas(sequence.activations_sent)));
+  expect_quoted("08_tensor_parallel/activations.md",
+                fmt::format("| {} | both, 384 and 960 bytes | {} |",
+                            with_commas(partitioned.activations_kept),
+                            with_commas(partitioned.activations_sent)));
   expect_quoted(
       "08_tensor_parallel/activations.md",
       fmt::format("75 floats of 16 samples, {} bytes.", with_commas(sequence.activations_peak)));

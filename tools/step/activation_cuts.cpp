@@ -94,9 +94,9 @@ void print_table() {
       {"data x tensor"},
       {"formula", tools::Align::kRight, "bytes", "a layer keeps"},
       {"measured", tools::Align::kRight, "bytes", "a layer keeps"},
-      {"published", tools::Align::kRight, "times less"},
-      {"of the batch", tools::Align::kRight, "times less"},
-      {"of own samples", tools::Align::kRight, "times less"},
+      {"times less,", tools::Align::kRight, "as published"},
+      {"times less, per", tools::Align::kRight, "sample of the batch"},
+      {"times less, per", tools::Align::kRight, "sample of this rank"},
       {"sent", tools::Align::kRight, "bytes"}};
   constexpr std::int64_t kWhole = kSamples * kTokens * kHidden * 4;  // B S H, float32
   std::vector<tools::Cells> rows;
