@@ -97,7 +97,8 @@ def ulysses():
                 rank = own(position, head)
                 picture.rect(left + position * 17, 50 + head * size, 16, size - 1, kinds[rank])
         picture.text(left + 8 * 17, 42, "positions", "middle")
-        picture.parts.append(f'<text class="middle" transform="translate({left - 6} {50 + 4 * size}) rotate(-90)">heads</text>')
+        place = f"translate({left - 6} {50 + 4 * size}) rotate(-90)"
+        picture.parts.append(f'<text class="middle" transform="{place}">heads</text>')
     picture.text(350, 122, "all-to-all", "middle")
     picture.arrow(308, 132, 392, 132)
     picture.legend(236, [(kind, f"rank {rank}", 80) for rank, kind in enumerate(kinds)])
