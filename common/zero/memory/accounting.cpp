@@ -9,8 +9,6 @@
 #include <utility>
 
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/device_blocks.hpp>
-#include <zero/memory/shared_arena.hpp>
 
 namespace zero::memory {
 namespace {
@@ -28,6 +26,8 @@ std::mutex mutex;
 // Both guarded by the mutex.
 Snapshot counts;
 void (*change_observer)(const Snapshot&) = nullptr;
+
+LargeBlocks* large_blocks = nullptr;
 
 // Headers of blocks on another device, guarded by mutex. Never destroyed: that device's allocator
 // may free its last blocks when the process ends.
@@ -60,23 +60,21 @@ constexpr std::size_t kLargeBlock = 1 << 20;
 
 // Optimizer states are never sent.
 void* take(std::size_t bytes) {
-  SharedArena* const arena = shared_blocks();
-  if (arena != nullptr && arena->is_mine() && bytes >= kLargeBlock &&
+  void* block = nullptr;
+  if (large_blocks != nullptr && large_blocks->is_mine() && bytes >= kLargeBlock &&
       current_category != Category::kOptimizer) {
-    const auto offset = arena->allocate(static_cast<std::int64_t>(bytes));
-    if (offset) return arena->at(*offset);
+    block = large_blocks->take(static_cast<std::int64_t>(bytes));
   }
-  return c10::alloc_cpu(bytes);
+  return block == nullptr ? c10::alloc_cpu(bytes) : block;
 }
 
 void free_block(void* data) {
   if (data == nullptr) return;
-  SharedArena* const arena = shared_blocks();
-  const bool is_shared = arena != nullptr && arena->contains(data);
-  if (is_shared && !arena->is_mine()) return;  // a forked child cannot read the header
+  const bool is_shared = large_blocks != nullptr && large_blocks->contains(data);
+  if (is_shared && !large_blocks->is_mine()) return;  // a forked child cannot read the header
   Header* header = header_of(data);
   add(header->category, -static_cast<std::int64_t>(header->bytes));
-  is_shared ? arena->free(arena->offset_of(header)) : c10::free_cpu(header);
+  is_shared ? large_blocks->give_back(header) : c10::free_cpu(header);
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -147,6 +145,8 @@ void reset_peaks() {
   counts.states_peak = counts.model_states();
 }
 
+void take_large_blocks_from(LargeBlocks* blocks) { large_blocks = blocks; }
+
 void on_change(void (*observer)(const Snapshot&)) {
   const std::lock_guard lock(mutex);
   change_observer = observer;
@@ -186,11 +186,6 @@ void recharge(const at::Tensor& tensor, Category category) {
   counts.current[to] += bytes;
   header->category = category;
   changed(to);
-}
-
-Category category_of(const at::Tensor& tensor) {
-  const Header* header = header_of(tensor);
-  return header == nullptr ? Category::kOther : header->category;
 }
 
 }  // namespace zero::memory

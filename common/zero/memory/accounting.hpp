@@ -57,7 +57,29 @@ void on_change(void (*observer)(const Snapshot&));
 /// nothing for an undefined tensor or a block that the counting allocator did not allocate.
 void recharge(const at::Tensor& tensor, Category category);
 
-/// The category that the block under `tensor` is charged to; kOther for a block from elsewhere.
-Category category_of(const at::Tensor& tensor);
+/// Memory of which the counting allocator takes large blocks: other ranks can read it in place.
+class LargeBlocks {
+ public:
+  virtual ~LargeBlocks() = default;
+  /// Null if there is no room.
+  virtual void* take(std::int64_t bytes) = 0;
+  virtual void give_back(const void* block) = 0;
+  virtual bool contains(const void* address) const = 0;
+  /// False in a forked child, which can neither take blocks nor read them.
+  virtual bool is_mine() const = 0;
+};
+
+/// From now on install()'s allocator takes large blocks from `blocks`, those of optimizer states
+/// excepted, which are never sent. It must live as long as the process.
+void take_large_blocks_from(LargeBlocks* blocks);
+
+/// Adds the blocks of a device's own allocator to the counts: the code that
+/// traces that allocator calls these for each block. A block is charged to the category of the
+/// calling thread's scope (Charge) and can be recharged like a CPU tensor's. Bytes are as requested
+/// for the tensor. Safe on any thread, except in an observer (a lock is held there).
+void device_block_allocated(const void* address, std::size_t bytes);
+
+/// The block has been freed. Does nothing for a block that was never announced.
+void device_block_freed(const void* address);
 
 }  // namespace zero::memory

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/memory/cuda_memory.hpp>
-#include <zero/memory/device_blocks.hpp>
 
 namespace zero::memory {
 namespace {

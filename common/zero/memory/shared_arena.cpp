@@ -70,7 +70,6 @@ SharedArena::SharedArena(const char* step, int file, std::int64_t size, bool wri
   }
   memory_ = static_cast<std::byte*>(mapped);
   present_.resize(length / kHugePage);
-  gaps_[0] = size_;
 }
 
 SharedArena::~SharedArena() {
@@ -78,15 +77,17 @@ SharedArena::~SharedArena() {
   ::close(file_);
 }
 
+// In the first gap that is large enough.
 std::optional<std::int64_t> SharedArena::allocate(std::int64_t bytes) {
   const std::int64_t needed = at::round_up(std::max<std::int64_t>(bytes, 1), kPage);
   const std::lock_guard lock(mutex_);
-  const auto gap = std::ranges::find_if(gaps_, [&](const auto& g) { return g.second >= needed; });
-  if (gap == gaps_.end()) return std::nullopt;
-  const auto [offset, length] = *gap;
-  if (length > needed) gaps_.emplace_hint(gap, offset + needed, length - needed);
-  gaps_.erase(gap);
-  used_.emplace(offset, needed);
+  std::int64_t offset = 0;
+  auto next = used_.begin();
+  for (; next != used_.end() && next->first - offset < needed; ++next) {
+    offset = next->first + next->second;
+  }
+  if (next == used_.end() && size_ - offset < needed) return std::nullopt;
+  used_.emplace_hint(next, offset, needed);
   most_held_ = std::max(most_held_, held_ += needed);
   make_present(offset, offset + needed);
   limit_unused();
@@ -98,38 +99,19 @@ bool SharedArena::is_mine() const { return process_ == ::getpid(); }
 void SharedArena::free(std::int64_t offset) {
   if (!is_mine()) return;
   const std::lock_guard lock(mutex_);
-  const std::int64_t length = used_.extract(offset).mapped();
-  const auto [begin, end] = gap_around(offset, length);
+  const auto block = used_.find(offset), next = std::next(block);
   // The huge pages on which no other block lies.
   std::int64_t from = offset / kHugePage * kHugePage;
-  std::int64_t to = at::round_up(offset + length, kHugePage);
-  if (from < begin) from += kHugePage;
-  if (to > end) to -= kHugePage;
-  held_ -= length;
-  if (from >= to) return;
+  std::int64_t to = at::round_up(offset + block->second, kHugePage);
+  if (block != used_.begin()) {
+    const auto& before = *std::prev(block);
+    if (from < before.first + before.second) from += kHugePage;
+  }
+  if (next != used_.end() && to > next->first) to -= kHugePage;
+  held_ -= block->second;
+  used_.erase(block);
   for (std::int64_t at = from; at < to; at += kHugePage) unused_.insert(at);
   limit_unused();
-}
-
-// Caller holds the mutex. Joins these bytes with the gaps beside them; where that gap begins and
-// ends.
-std::pair<std::int64_t, std::int64_t> SharedArena::gap_around(std::int64_t offset,
-                                                              std::int64_t length) {
-  auto gap = gaps_.emplace(offset, length).first;
-  const auto next = std::next(gap);
-  if (next != gaps_.end() && next->first == offset + length) {
-    gap->second += next->second;
-    gaps_.erase(next);
-  }
-  if (gap != gaps_.begin()) {
-    const auto before = std::prev(gap);
-    if (before->first + before->second == offset) {
-      before->second += gap->second;
-      gaps_.erase(gap);
-      gap = before;
-    }
-  }
-  return {gap->first, gap->first + gap->second};
 }
 
 // Caller holds the mutex. Collapsing needs a page table, which the first byte makes, and no more:
@@ -174,14 +156,13 @@ void SharedArena::forget(std::int64_t offset, std::int64_t bytes) const {
   ::madvise(memory_ + begin, static_cast<std::size_t>(offset + bytes - begin), MADV_DONTNEED);
 }
 
-SharedArena* shared_blocks() { return the_arena; }
-
 SharedArena& share_large_blocks() {
   if (the_arena == nullptr || !the_arena->is_mine()) {
     auto* const arena = new SharedArena;
     // A child would write into its parent's tensors.
     ::madvise(arena->at(0), static_cast<std::size_t>(SharedArena::default_size()), MADV_DONTFORK);
     the_arena = arena;
+    take_large_blocks_from(arena);
   }
   return *the_arena;
 }

@@ -30,17 +30,13 @@ void allow_access(c10::StorageImpl* storage) {
 void allow_access(c10::StorageImpl* storage) { storage->clear_data_ptr_access_error_msg_(); }
 #endif
 
-std::size_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-}
-
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
 bool spans_storage(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 &&
-         tensor.storage().nbytes() <= bytes_of(tensor);
+         tensor.storage().nbytes() <= tensor.nbytes();
 }
 
 void end_borrowing(void* storage) { delete static_cast<c10::Storage*>(storage); }
@@ -51,7 +47,7 @@ void detail::set_bytes(const at::Tensor& tensor, at::DataPtr bytes) {
   c10::StorageImpl* const storage = storage_of(tensor);
   allow_access(storage);
   storage->set_data_ptr_noswap(std::move(bytes));  // notes that access is allowed, too
-  storage->set_nbytes(bytes_of(tensor));
+  storage->set_nbytes(tensor.nbytes());
 }
 
 at::DataPtr detail::take_bytes(const at::Tensor& tensor, const std::string& message) {
@@ -60,7 +56,7 @@ at::DataPtr detail::take_bytes(const at::Tensor& tensor, const std::string& mess
   c10::StorageImpl* const storage = storage_of(tensor);
   at::DataPtr bytes(nullptr, storage->device());
   std::swap(bytes, storage->_mutable_data_ptr_no_checks());
-  storage->set_nbytes(bytes_of(tensor));
+  storage->set_nbytes(tensor.nbytes());
   // Despite its name, all that the function does is to set the message.
   if (tensor.numel() > 0) {
     storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
@@ -81,7 +77,7 @@ void release_storage(const at::Tensor& tensor, const std::string& message) {
 
 void allocate_storage(const at::Tensor& tensor) {
   if (has_storage(tensor)) return;
-  detail::set_bytes(tensor, storage_of(tensor)->allocator()->allocate(bytes_of(tensor)));
+  detail::set_bytes(tensor, storage_of(tensor)->allocator()->allocate(tensor.nbytes()));
 }
 
 void separate_storage(const at::Tensor& tensor, const std::string& message) {
@@ -89,7 +85,7 @@ void separate_storage(const at::Tensor& tensor, const std::string& message) {
   // Bytes that came from elsewhere, as from a file, have none.
   c10::Allocator* const allocator =
       old->allocator() != nullptr ? old->allocator() : c10::GetAllocator(old->device_type());
-  c10::Storage own(c10::Storage::use_byte_size_t(), bytes_of(tensor),
+  c10::Storage own(c10::Storage::use_byte_size_t(), tensor.nbytes(),
                    at::DataPtr(nullptr, old->device()), allocator, /*resizable=*/true);
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(own));
   tensor.unsafeGetTensorImpl()->set_storage_offset(0);
@@ -98,7 +94,7 @@ void separate_storage(const at::Tensor& tensor, const std::string& message) {
 
 void borrow_storage(const at::Tensor& tensor, const at::Tensor& lender) {
   TORCH_INTERNAL_ASSERT(
-      spans_storage(tensor) && lender.is_contiguous() && bytes_of(tensor) == bytes_of(lender),
+      spans_storage(tensor) && lender.is_contiguous() && tensor.nbytes() == lender.nbytes(),
       "bytes can be borrowed by a tensor of the same size only");
   auto storage = std::make_unique<c10::Storage>(lender.storage());
   void* const bytes = lender.mutable_data_ptr();
@@ -110,7 +106,7 @@ bool is_released(const at::Tensor& tensor) {
 }
 
 bool has_storage(const at::Tensor& tensor) {
-  return !is_released(tensor) && tensor.storage().nbytes() >= bytes_of(tensor);
+  return !is_released(tensor) && tensor.storage().nbytes() >= tensor.nbytes();
 }
 
 void place(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t offset) {

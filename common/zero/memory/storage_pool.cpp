@@ -7,7 +7,7 @@ namespace zero::memory {
 
 void StoragePool::allocate(const at::Tensor& tensor, Category category) {
   if (has_storage(tensor)) return;
-  const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  const std::size_t bytes = tensor.nbytes();
   const auto kept = free_.find(bytes);
   if (kept == free_.end()) {
     make_room(bytes);

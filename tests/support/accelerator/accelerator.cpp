@@ -3,7 +3,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 
-#include <zero/memory/device_blocks.hpp>
+#include <zero/memory/accounting.hpp>
 
 #include "device_memory.hpp"
 #include "generator.hpp"

@@ -91,8 +91,7 @@ TEST(TransportChoice, TensorsMayLieAnywhere) {
   ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1);
   on_ranks(3, [](Communicator& c) {
     const auto is_shared = [](const at::Tensor& tensor) {
-      return memory::shared_blocks() != nullptr &&
-             memory::shared_blocks()->contains(tensor.const_data_ptr());
+      return memory::share_large_blocks().contains(tensor.const_data_ptr());
     };
     constexpr std::int64_t kLarge = 3 << 20;  // elements
     std::vector<at::Tensor> tensors = {at::empty({kLarge})};
