@@ -6,6 +6,7 @@
 #include <tests/support/random_model.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
 
@@ -67,7 +68,7 @@ TEST(Zero3, NoRankEverHoldsTheWholeModelAtTheStart) {
 // Within a step: owned, plus the root from forward to backward, plus one inner unit.
 TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    nn::LlamaConfig config = nn::preset("tiny");
+    nn::LlamaConfig config = tools::preset("tiny");
     config.layers = 6;
     nn::SeededValues values(1);
     const at::Tensor inputs = at::arange(16).view({1, 16}) + communicator.rank();

@@ -6,21 +6,23 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/nn/defer.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -135,23 +137,27 @@ at::Tensor inputs_of(int rank, int step) {
   return at::randn({32, 64});
 }
 
+// The same seed gives the same values on every rank: nothing has to be sent.
+torch::nn::Sequential make_model() {
+  using torch::nn::Linear, torch::nn::Tanh;
+  const Charge charge(Category::kParameters);
+  at::manual_seed(7);
+  torch::nn::Sequential model(Linear(64, 256), Tanh(), Linear(256, 256), Tanh(), Linear(256, 64));
+  model->to(at::kBFloat16);
+  return model;
+}
+
 TrainingRun train(Communicator& communicator, bool sharded) {
-  zero::nn::MlpConfig config;
-  config.inputs = 64;
-  config.hidden = {256, 256};
-  config.outputs = 64;
-  config.dtype = at::kBFloat16;
   TrainingRun run;
   const zero::memory::Snapshot before = zero::memory::snapshot();
-  const auto model = zero::nn::defer([&] { return std::make_shared<zero::nn::Mlp>(config); });
-  // The same seed gives the same values on every rank: nothing has to be sent.
-  zero::nn::SeededValues values(/*seed=*/7);
-  zero::nn::initialize_parameters(*model, values);
+  torch::nn::Sequential model = make_model();
   FlatMixedPrecision flat(*model, communicator, sharded);
   for (int step = 0; step < kSteps; ++step) {
     for (const at::Tensor& p : model->parameters()) p.mutable_grad().reset();
     const at::Tensor inputs = inputs_of(communicator.rank(), step);
-    const at::Tensor loss = model->loss(inputs, inputs.abs(), inputs.numel());
+    const at::Tensor outputs = model->forward(inputs.to(at::kBFloat16));
+    const at::Tensor loss = at::mse_loss(outputs.to(at::kFloat), inputs.abs());
+    const Charge charge(Category::kGradients);
     loss.backward();
     flat.step();
     run.losses.push_back(mean_over_ranks(communicator, loss.item<double>()));

@@ -20,7 +20,7 @@ using testing::ToyRun;
 
 // Large enough for bytes to say something: four linear layers, 600 KiB.
 struct Medium : Toy {
-  Medium() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251}, .outputs = 9}) {}
+  Medium() : Toy(tools::MlpConfig{.inputs = 63, .hidden = {257, 255, 251}, .outputs = 9}) {}
 };
 
 TEST(TensorZero3, NeverHoldsTheModelNotEvenAtTheStart) {
@@ -81,7 +81,7 @@ TEST(TensorZero2, GradientsAreNeverAllThere) {
 
 // Sizes that four ranks divide without padding: weights and biases are multiples of 256.
 struct Even : Toy {
-  Even() : Toy(nn::MlpConfig{.inputs = 64, .hidden = {256, 256}, .outputs = 256}) {}
+  Even() : Toy(tools::MlpConfig{.inputs = 64, .hidden = {256, 256}, .outputs = 256}) {}
 };
 
 // Bytes of this rank, as allocated after a step and as sent in it.

@@ -115,8 +115,8 @@ TEST(ShardedDataParallel, KeepsWhatLiesInItsShardInPlace) {
 
 struct EqualUnits : Toy {
   EqualUnits()
-      : Toy(nn::MlpConfig{.inputs = 63, .hidden = std::vector<std::int64_t>(9, 64), .outputs = 9}) {
-  }
+      : Toy(tools::MlpConfig{
+            .inputs = 63, .hidden = std::vector<std::int64_t>(9, 64), .outputs = 9}) {}
 };
 
 TEST(ShardedDataParallel, AllocatesMoreOftenWithoutKeptBuffers) {

@@ -134,7 +134,7 @@ TEST(ShardedDataParallel, LocalShardsHaveTheirValuesWhileParametersAreGathered) 
 // What was kept for the next unit is free by the time that the last one runs backward.
 TEST(ShardedDataParallel, KeepsNoBuffersForALastUnit) {
   struct Even : Toy {  // a kept buffer fits every unit
-    Even() : Toy(nn::MlpConfig{.inputs = 64, .hidden = {64, 64, 64, 64, 64}, .outputs = 9}) {}
+    Even() : Toy(tools::MlpConfig{.inputs = 64, .hidden = {64, 64, 64, 64, 64}, .outputs = 9}) {}
   };
   on_ranks(2, [](dist::Communicator& communicator) {
     struct Held {

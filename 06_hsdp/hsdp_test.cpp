@@ -30,7 +30,7 @@ using testing::Toy;
 // Every layer can be cut into 2 or 4 shards without padding, so that the formulas have no
 // remainder.
 struct Even : Toy {
-  Even() : Toy(nn::MlpConfig{.inputs = 256, .hidden = {256, 256}, .outputs = 256}) {}
+  Even() : Toy(tools::MlpConfig{.inputs = 256, .hidden = {256, 256}, .outputs = 256}) {}
 };
 
 struct HsdpOptions {

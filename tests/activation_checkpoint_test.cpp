@@ -9,6 +9,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/functional.hpp>
@@ -62,7 +63,7 @@ void expect_identical(const Outcome& a, const Outcome& b) {
 }
 
 std::shared_ptr<nn::Llama> llama(bool checkpointed) {
-  nn::LlamaConfig config = nn::preset("tiny");
+  nn::LlamaConfig config = tools::preset("tiny");
   config.layers = 3;
   auto model = make_deferred<nn::Llama>(config);
   model->checkpoint_activations(checkpointed);

@@ -14,10 +14,11 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/toy.hpp>
+#include <tools/models/mlp.hpp>
+#include <tools/models/presets.hpp>
 #include <tools/support/process.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
@@ -25,7 +26,7 @@ namespace {
 
 // So many layers that a unit is little beside a rank's share.
 std::shared_ptr<nn::Llama> twelve_layers() {
-  nn::LlamaConfig config = nn::preset("tiny");
+  nn::LlamaConfig config = tools::preset("tiny");
   config.layers = 12;
   return make_deferred<nn::Llama>(config);
 }
@@ -130,10 +131,10 @@ std::int64_t growth_under(dist::Communicator& communicator, const std::string& m
     tools::Trainer(*warm, losses_of(*warm)).step({toy.batch(communicator.rank(), 0)});
   }
   const std::int64_t before = trimmed_resident_set();
-  const auto model = make_deferred<nn::Mlp>(
-      nn::MlpConfig{.inputs = kLayerWidth,
-                    .hidden = std::vector<std::int64_t>(kLayers, kLayerWidth),
-                    .outputs = 8});
+  const auto model = make_deferred<tools::Mlp>(
+      tools::MlpConfig{.inputs = kLayerWidth,
+                       .hidden = std::vector<std::int64_t>(kLayers, kLayerWidth),
+                       .outputs = 8});
   nn::SeededValues values(1);
   const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
   tools::Trainer trainer(*strategy, losses_of(*strategy));

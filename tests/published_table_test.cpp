@@ -6,6 +6,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
@@ -52,7 +53,7 @@ Means means_of(const std::string& mode, const nn::LlamaConfig& config, int ranks
 constexpr double kMib = 1 << 20;
 
 TEST(PublishedTable, ClassifierComesOutWithin0Point01Mib) {
-  nn::LlamaConfig config = nn::preset("smollm2-360m");
+  nn::LlamaConfig config = tools::preset("smollm2-360m");
   config.classes = 5;
   on_ranks(1, [&](dist::Communicator&) {
     for (const auto& [mode, published] : std::vector<std::pair<const char*, Means>>{
@@ -79,7 +80,7 @@ constexpr int kGroupSize = 2;  // S
 // What `look` says of `mode` on one of so many ranks.
 std::int64_t of_rank(const std::string& mode, int rank, int ranks,
                      const std::function<std::int64_t(train::Strategy&)>& look) {
-  const auto model = make_deferred<nn::Llama>(nn::preset("tiny"));
+  const auto model = make_deferred<nn::Llama>(tools::preset("tiny"));
   dist::Communicator communicator = dist::connect_fake(rank, ranks);
   NoValues values;
   return look(*make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""}));
@@ -89,7 +90,7 @@ std::int64_t rounded_up(std::int64_t n, std::int64_t to) { return (n + to - 1) /
 
 // F, and G of the root alone: buffers of units, or one for each parameter, for so many ranks.
 std::int64_t buffer_bytes(std::int64_t ranks, bool root_only, bool per_parameter = false) {
-  const auto model = make_deferred<nn::Llama>(nn::preset("tiny"));
+  const auto model = make_deferred<nn::Llama>(tools::preset("tiny"));
   const nn::ParameterList list = nn::list_parameters(*model);
   std::int64_t elements = 0;
   for (std::size_t u = 0; u < list.units.size(); ++u) {
@@ -113,7 +114,7 @@ TEST(CommunicationFormulas, OfWholeParameters) {
   on_ranks(1, [](dist::Communicator&) {
     for (const int n : {2, 4, 8}) {
       for (int r = 0; r < n; ++r) {
-        const std::int64_t v = nn::preset("tiny").parameters() * kElementBytes;
+        const std::int64_t v = tools::preset("tiny").parameters() * kElementBytes;
         const auto owned = [&](bool root_only) {
           return of_rank("zero3", r, n, [&](train::Strategy& s) {
             std::int64_t bytes = 0;
@@ -166,7 +167,7 @@ TEST(CommunicationFormulas, OfGroupsOfRanks) {
     for (const int groups : {1, 2, 4}) {
       const std::int64_t s = kGroupSize, r = groups, n = r * s;
       const int rank = static_cast<int>(n) - 1;
-      const std::int64_t v = nn::preset("tiny").parameters() * kElementBytes;
+      const std::int64_t v = tools::preset("tiny").parameters() * kElementBytes;
       const std::int64_t f = buffer_bytes(s, false), g = buffer_bytes(s, true);
       const std::int64_t between = 2 * (f / s) * (r - 1) / r;
       expect_sent(in_groups("hddp", "shard_size"), rank, static_cast<int>(n),

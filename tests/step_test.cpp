@@ -12,9 +12,9 @@
 #include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tools/ladder/registry.hpp>
+#include <tools/models/mlp.hpp>
 #include <tools/step/demo.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 
 namespace zero::testing {
 namespace {

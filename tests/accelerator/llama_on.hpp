@@ -9,6 +9,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
@@ -22,7 +23,7 @@ struct LlamaOn {
   LlamaOn(dist::Communicator& communicator, const std::string& mode, at::Device device,
           const nn::CheckpointOptions& kept, at::ScalarType dtype = at::kFloat)
       : rank(communicator.rank()), device(device) {
-    nn::LlamaConfig config = nn::preset("tiny");
+    nn::LlamaConfig config = tools::preset("tiny");
     config.layers = 4;
     config.dtype = dtype;
     model = make_deferred<nn::Llama>(config);

@@ -16,6 +16,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/engine.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
@@ -121,7 +122,7 @@ TEST_P(StepCosts, AreOneHostWaitFewExchangesAndFewLaunchesMoreThanThePlainModule
   const TestFolder folder;
   const RankOptions ranks{.world_size = GetParam(), .order = dist::ReductionOrder::kNative};
   emulated::on_emulated_ranks(ranks, [&](dist::Communicator& communicator) {
-    const nn::LlamaConfig config = nn::preset("llama-20m");
+    const nn::LlamaConfig config = tools::preset("llama-20m");
     const StepCost plain = of_plain_module(communicator, config);
     std::string table = head() + row("the plain module", plain);
     for (const int stage : {0, 1, 2, 3, kOffloads}) {

@@ -17,7 +17,7 @@ namespace zero::testing {
 struct ToyOn {
   ToyOn(dist::Communicator& communicator, const std::string& mode, at::Device device,
         at::ScalarType dtype = at::kFloat)
-      : rank(communicator.rank()), device(device), toy(nn::MlpConfig{.dtype = dtype}) {
+      : rank(communicator.rank()), device(device), toy(tools::MlpConfig{.dtype = dtype}) {
     move_to(device, *toy.model);
     strategy = make_strategy(mode, {*toy.model, communicator, optim::adamw(), &toy.values, "",
                                     train::Accumulation::kLocal, dist::ReduceType::kFloat32});

@@ -12,6 +12,7 @@
 #include <tools/ladder/data/text.hpp>
 #include <tools/ladder/registry.hpp>
 #include <tools/ladder/trainer.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
@@ -42,7 +43,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
   data::LanguageModelDataset dataset(data::project_text("."), settings.sequence_length);
   data::DistributedSampler sampler(dataset.size(), communicator.size(), communicator.rank(),
                                    communicator.size(), /*seed=*/1);
-  nn::LlamaConfig config = nn::preset(settings.model);
+  nn::LlamaConfig config = tools::preset(settings.model);
   if (settings.layers > 0) config.layers = settings.layers;
   const auto model = testing::make_deferred<nn::Llama>(config);
   nn::SeededValues values(/*seed=*/1);
@@ -139,7 +140,7 @@ int run_chapter(int argc, char** argv) {
   CLI::App options{"Memory, traffic and step time of a chapter's modes."};
   options.add_option("--model", settings.model, "the model's shape")
       ->capture_default_str()
-      ->check(CLI::IsMember(nn::preset_names()));
+      ->check(CLI::IsMember(tools::preset_names()));
   options.add_option("--layers", settings.layers, "layers; as many as the model has if not given")
       ->check(CLI::Range(1, 1000));
   number(options, "--seq-len", settings.sequence_length, "tokens of each rank's one sequence", 2,

@@ -9,13 +9,13 @@
 #include <chrono>
 #include <cmath>
 
+#include <tools/models/mlp.hpp>
 #include <tools/plan/planner.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/defer.hpp>
-#include <zero/nn/mlp.hpp>
 
 #include "bench.hpp"
 
@@ -62,10 +62,10 @@ struct Zeros final : nn::ParameterSource {
 Json train(const dist::Mesh& mesh, std::int64_t units, std::int64_t width, int steps) {
   const auto started = std::chrono::steady_clock::now();
   const auto model = nn::defer([&] {
-    return std::make_shared<nn::Mlp>(
-        nn::MlpConfig{.inputs = width,
-                      .hidden = std::vector<std::int64_t>(static_cast<std::size_t>(units), width),
-                      .outputs = 1});
+    return std::make_shared<tools::Mlp>(tools::MlpConfig{
+        .inputs = width,
+        .hidden = std::vector<std::int64_t>(static_cast<std::size_t>(units), width),
+        .outputs = 1});
   });
   Zeros zeros;
   Engine engine(*model, mesh, optim::adamw(), {.stage = 3}, nn::default_units(), &zeros);

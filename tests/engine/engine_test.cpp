@@ -170,7 +170,7 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
     const train::LossScaleOptions scale{.initial = 1 << 24, .growth_steps = 3};
     const auto optimizer = optim::with_master_weights(optim::adamw());
     constexpr int kSteps = 20;
-    Toy plain(nn::MlpConfig{.dtype = at::kHalf});
+    Toy plain(tools::MlpConfig{.dtype = at::kHalf});
     ShardedDataParallel ddp({*plain.model, communicator, optimizer, &plain.values}, {.stage = 0});
     tools::Trainer trainer(ddp, losses_of(ddp), {.loss_scale = scale});
     int skipped = 0;

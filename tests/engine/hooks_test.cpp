@@ -55,7 +55,7 @@ TEST_P(GradientHooks, SetLaterKeepGradientsOfOtherPassesOut) {
 // As for a log. The engine goes on to write averages, and to give memory back.
 TEST_P(GradientHooks, MayKeepTheGradient) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const auto gradients = [](nn::Mlp& model, const std::function<void()>& step) {
+    const auto gradients = [](tools::Mlp& model, const std::function<void()>& step) {
       std::map<const void*, at::Tensor> kept;
       const auto parameters = model.parameters();
       for (const at::Tensor& p : parameters) {

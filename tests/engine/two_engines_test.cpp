@@ -29,7 +29,7 @@ namespace {
 ZERO_TESTS_ON_RANKS(TwoEngines, 2, 3);
 
 // Says how real its input looks.
-class Discriminator final : public nn::Mlp {
+class Discriminator final : public tools::Mlp {
  public:
   Discriminator() : Mlp({.inputs = 5, .outputs = 1}) {}
   at::Tensor score(const at::Tensor& samples) { return predict(samples); }
@@ -39,7 +39,7 @@ class Discriminator final : public nn::Mlp {
 };
 
 // Makes samples from noise.
-class Generator final : public nn::Mlp {
+class Generator final : public tools::Mlp {
  public:
   explicit Generator(Discriminator& judge) : Mlp({.inputs = 7, .outputs = 5}), judge_(judge) {}
   at::Tensor make(const at::Tensor& noise) { return predict(noise); }
@@ -77,9 +77,11 @@ enum class Loop {
 };
 constexpr Loop kTwoLoops[] = {Loop::kThrough, Loop::kFrozen, Loop::kShared};
 
-using Forward = std::function<at::Tensor(nn::Mlp& model, const std::function<at::Tensor()>& loss)>;
+using Forward =
+    std::function<at::Tensor(tools::Mlp& model, const std::function<at::Tensor()>& loss)>;
 // Makes the losses of a model, runs their backward, and updates it.
-using Train = std::function<void(nn::Mlp& model, const std::function<at::Tensor(int rank)>& loss)>;
+using Train =
+    std::function<void(tools::Mlp& model, const std::function<at::Tensor(int rank)>& loss)>;
 
 // Two steps. `ranks`: whose batches this process has.
 void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& forward,
@@ -110,16 +112,16 @@ void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& for
 // Weights of discriminator and generator after two steps of the plain modules.
 std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   Gan gan;
-  std::map<nn::Mlp*, std::unique_ptr<optim::Optimizer>> optimizers;
+  std::map<tools::Mlp*, std::unique_ptr<optim::Optimizer>> optimizers;
   std::vector<at::Tensor> all;
-  for (nn::Mlp* model : {static_cast<nn::Mlp*>(gan.discriminator.get()),
-                         static_cast<nn::Mlp*>(gan.generator.get())}) {
+  for (tools::Mlp* model : {static_cast<tools::Mlp*>(gan.discriminator.get()),
+                            static_cast<tools::Mlp*>(gan.generator.get())}) {
     nn::initialize_parameters(*model, gan.values);
     const std::vector<at::Tensor> parameters = parameters_of(*model);
     optimizers[model] = optim::adamw()(parameters);
     all.insert(all.end(), parameters.begin(), parameters.end());
   }
-  const auto train = [&](nn::Mlp& model, const auto& loss) {
+  const auto train = [&](tools::Mlp& model, const auto& loss) {
     average_over_ranks(parameters_of(model), ranks, [&](int r) { loss(r).backward(); });
     optimizers.at(&model)->step();
   };
@@ -127,7 +129,7 @@ std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   std::iota(every_rank.begin(), every_rank.end(), 0);
   play(
       gan, loop, every_rank,
-      [](nn::Mlp&, const std::function<at::Tensor()>& loss) { return loss(); }, train);
+      [](tools::Mlp&, const std::function<at::Tensor()>& loss) { return loss(); }, train);
   return all;
 }
 
@@ -159,16 +161,16 @@ TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
       for (const EngineConfig& config : two_engine_options()) {
         Gan gan;
         Engines engines(gan, communicator, config);
-        const auto engine_of = [&](nn::Mlp& model) -> Engine& {
+        const auto engine_of = [&](tools::Mlp& model) -> Engine& {
           return &model == gan.generator.get() ? engines.generator : engines.discriminator;
         };
         play(
             gan, loop, {communicator.rank()},
-            [&](nn::Mlp& model, const std::function<at::Tensor()>& loss) {
+            [&](tools::Mlp& model, const std::function<at::Tensor()>& loss) {
               if (config.defer_parameter_gather) engine_of(model).evaluate(loss);
               return engine_of(model).forward(loss);
             },
-            [&](nn::Mlp& model, const auto& loss) {
+            [&](tools::Mlp& model, const auto& loss) {
               engine_of(model).backward(loss(communicator.rank()));
               EXPECT_TRUE(engine_of(model).step());
             });

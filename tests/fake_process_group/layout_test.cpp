@@ -6,6 +6,7 @@
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/shard_layout.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -20,7 +21,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) {
 
 // Elements of every tensor, unit by unit.
 std::vector<std::vector<std::int64_t>> units_of_smollm2() {
-  const auto model = make_deferred<nn::Llama>(nn::preset("smollm2-360m"));
+  const auto model = make_deferred<nn::Llama>(tools::preset("smollm2-360m"));
   const nn::ParameterList list = nn::list_parameters(*model);
   std::vector<std::vector<std::int64_t>> units;
   for (const nn::UnitInfo& unit : list.units) {
@@ -30,7 +31,7 @@ std::vector<std::vector<std::int64_t>> units_of_smollm2() {
   return units;
 }
 
-std::int64_t parameters() { return nn::preset("smollm2-360m").parameters(); }
+std::int64_t parameters() { return tools::preset("smollm2-360m").parameters(); }
 
 std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});

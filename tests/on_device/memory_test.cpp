@@ -12,9 +12,9 @@
 
 #include <tests/support/in_process.hpp>
 #include <tests/support/thrown_by.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>

@@ -15,6 +15,7 @@
 #include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tools/ladder/data/dataset.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>
@@ -45,7 +46,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   fs::path from_cpp() const { return folder_ / "from_cpp"; }
 
   nn::LlamaConfig config_of(const fs::path& folder) const {
-    nn::LlamaConfig config = nn::llama_config_from_json(nn::read_config_text(folder));
+    nn::LlamaConfig config = nn::llama_config_from_json(tools::read_config_text(folder));
     if (classifier()) config.classes = data::kReviewClasses;
     return config;
   }
@@ -62,7 +63,8 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     const auto strategy =
         make_strategy(GetParam().mode, {*model, communicator, optim::adamw(), &values});
     compare_logits(*model);
-    io::save_model(*strategy, nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
+    io::save_model(*strategy,
+                   nn::to_hugging_face_json(config, tools::read_config_text(from_python())),
                    from_cpp());
     io::CheckpointInfo info;
     info.step = 100;

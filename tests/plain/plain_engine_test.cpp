@@ -15,8 +15,8 @@
 #include <tests/support/thrown_by.hpp>
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "plain_run.hpp"

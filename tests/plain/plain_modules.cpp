@@ -14,9 +14,10 @@
 #include <torch/nn/modules/transformercoder.h>
 #include <torch/nn/modules/transformerlayer.h>
 
+#include <tools/models/mlp.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::testing {
@@ -119,7 +120,7 @@ PlainModule gpt_of_units() {
 }
 
 PlainModule mlp() {
-  const auto net = std::make_shared<nn::Mlp>();
+  const auto net = std::make_shared<tools::Mlp>();
   nn::SeededValues values(5);
   nn::initialize_parameters(*net, values);
   const auto loss = [net] {
@@ -143,7 +144,7 @@ PlainModule llama(const nn::LlamaConfig& config) {
 
 // Of six layers, so that one unit is far less than the model.
 PlainModule deep_llama() {
-  nn::LlamaConfig config = nn::preset("tiny");
+  nn::LlamaConfig config = tools::preset("tiny");
   config.layers = 6;
   return llama(config);
 }

@@ -41,11 +41,11 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/disk.hpp>
 #include <tools/ladder/trainer.hpp>
+#include <tools/plots/memory_timeline.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/timeline.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/parameters.hpp>
@@ -401,7 +401,7 @@ void OtherThread::train_alone(int number) {
   nn::initialize_parameters(model, values);
   const std::vector<at::Tensor> parameters = model.parameters();
   const auto optimizer = optim::adamw()(parameters);
-  memory::start_timeline(/*resolution=*/1000);
+  plots::start_timeline(/*resolution=*/1000);
   for (int s = 0; s < 3; ++s) {
     model.loss(batch()).backward();
     optimizer->step();
@@ -409,7 +409,7 @@ void OtherThread::train_alone(int number) {
   }
   dist::Communicator communicator(twins(100, nullptr));
   train(communicator, {.stage = number % 4, .whole_below = number % 3 * kWidth});
-  memory::stop_timeline();
+  plots::stop_timeline();
 }
 
 int run(const std::string& planted) {

@@ -15,7 +15,7 @@ class BatchModel : public nn::Unit {
   virtual at::Tensor loss(const data::Batch& batch) = 0;
 };
 
-/// How a BatchModel, nn::Mlp or nn::Llama makes losses of batches.
+/// How a BatchModel, tools::Mlp or nn::Llama makes losses of batches.
 tools::Loss losses_of(torch::nn::Module& model);
 inline tools::Loss losses_of(train::Strategy& strategy) { return losses_of(strategy.module()); }
 

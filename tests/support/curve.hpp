@@ -6,6 +6,7 @@
 
 #include <tools/ladder/data/dataset.hpp>
 #include <tools/ladder/data/sampler.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
@@ -39,7 +40,7 @@ struct Curve {
 /// Called by all ranks of the data axis and of the tensor axis, if there is one.
 inline Curve curve_of(const dist::Mesh& mesh, const data::Dataset& dataset,
                       const Training& training) {
-  nn::LlamaConfig config = nn::preset("tiny");
+  nn::LlamaConfig config = tools::preset("tiny");
   config.dtype = training.dtype;
   const auto model = make_deferred<nn::Llama>(config, training.tensor);
   nn::SeededValues values(42);

@@ -19,7 +19,7 @@ struct EngineRun {
             const optim::OptimizerFactory& optimizer = optim::adamw(),
             at::ScalarType dtype = at::kFloat, std::vector<std::int64_t> hidden = {17, 11})
       : rank(communicator.rank()),
-        toy(nn::MlpConfig{.hidden = std::move(hidden), .dtype = dtype}),
+        toy(tools::MlpConfig{.hidden = std::move(hidden), .dtype = dtype}),
         engine(*toy.model, communicator, optimizer, config, nn::default_units(), &toy.values) {}
 
   at::Tensor forward(int number) { return forward_batch(engine, toy.batch(rank, number)); }

@@ -18,7 +18,8 @@ namespace zero::testing {
 
 // Large enough to measure memory: four units of about 250 KiB, one of 64 KiB, the root of 9 KiB.
 struct Medium : Toy {
-  Medium() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251, 253, 257}, .outputs = 9}) {}
+  Medium()
+      : Toy(tools::MlpConfig{.inputs = 63, .hidden = {257, 255, 251, 253, 257}, .outputs = 9}) {}
 };
 
 /// One rank that trains a toy model with ShardedDataParallel.

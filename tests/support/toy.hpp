@@ -6,7 +6,7 @@
 #include <memory>
 
 #include <tools/ladder/data/batch.hpp>
-#include <zero/nn/mlp.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 
 #include "deferred.hpp"
@@ -16,9 +16,9 @@ namespace zero::testing {
 /// A small MLP of odd sizes without storage yet, where its values come from, and batches for it
 /// that differ by rank and step.
 struct Toy {
-  explicit Toy(std::uint64_t seed = 5, const nn::MlpConfig& config = {})
-      : model(make_deferred<nn::Mlp>(config)), values(seed) {}
-  explicit Toy(const nn::MlpConfig& config) : Toy(/*seed=*/5, config) {}
+  explicit Toy(std::uint64_t seed = 5, const tools::MlpConfig& config = {})
+      : model(make_deferred<tools::Mlp>(config)), values(seed) {}
+  explicit Toy(const tools::MlpConfig& config) : Toy(/*seed=*/5, config) {}
 
   /// The same model and values in this process alone, whole.
   static Toy alone() {
@@ -35,7 +35,7 @@ struct Toy {
             .loss_terms = samples};
   }
 
-  std::shared_ptr<nn::Mlp> model;
+  std::shared_ptr<tools::Mlp> model;
   nn::SeededValues values;
 };
 

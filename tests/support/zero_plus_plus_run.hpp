@@ -29,7 +29,7 @@ inline void on_hosts(const Shape& shape, const std::function<void(dist::Communic
 
 /// Units of several sizes, made of odd numbers.
 struct Odd : Toy {
-  Odd() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251}, .outputs = 9}) {}
+  Odd() : Toy(tools::MlpConfig{.inputs = 63, .hidden = {257, 255, 251}, .outputs = 9}) {}
 };
 
 /// One rank that trains a toy under ZeRO++.

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include <tools/models/presets.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/connect.hpp>
@@ -113,7 +114,7 @@ class Training {
   }
 
   static std::shared_ptr<nn::Llama> make_model(const std::string& name) {
-    nn::LlamaConfig config = nn::preset(name);
+    nn::LlamaConfig config = tools::preset(name);
     config.dtype = at::kBFloat16;
     return std::make_shared<nn::Llama>(config);
   }
@@ -134,7 +135,7 @@ int run(int argc, char** argv) {
   app.add_option("--mode", s.mode)->capture_default_str()->check(CLI::IsMember(modes));
   app.add_option("--model", s.model)
       ->capture_default_str()
-      ->check(CLI::IsMember(nn::preset_names()));
+      ->check(CLI::IsMember(tools::preset_names()));
   app.add_option("--device", s.device)
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tests/support/ladder_program.hpp>
+#include <tools/models/presets.hpp>
 #include <tools/plan/planner.hpp>
 
 #include "ladder_report.hpp"
@@ -49,7 +50,7 @@ TEST(Peaks, FallFromStageToStageAndStayWithinThePlanners) {
   ASSERT_EQ(modes.size(), 4U);
   // The planner's sum of model states, transients and activations is a bound.
   plan::Request request;
-  request.model = plan::model_of(nn::preset("tiny"), "tiny");
+  request.model = plan::model_of(tools::preset("tiny"), "tiny");
   request.policy = plan::fp32();
   request.sequence = 8;
   for (const plan::Stage stage : plan::kStages) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tests/support/ladder_program.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/llama_config.hpp>
 
 namespace zero::ladder {
@@ -52,7 +53,7 @@ TEST(LadderMesh, TensorRanksShareTheModelAndEveryModeIsDdpOfTheSameMesh) {
   expect_all_identical(report, 4, 4);
   EXPECT_EQ(report.at("mesh"), (json{{"data", 2}, {"pipeline", 1}, {"tensor", 2}}));
   EXPECT_EQ(report.at("micro_batches"), 1);
-  const std::int64_t all = nn::preset("tiny").parameters(), norms = (2 * kLayers + 1) * 64;
+  const std::int64_t all = tools::preset("tiny").parameters(), norms = (2 * kLayers + 1) * 64;
   EXPECT_EQ(report.at("parameters"), all);
   EXPECT_EQ(report.at("parameter_bytes"), 4 * all);
   const std::int64_t part = 4 * ((all - norms) / 2 + norms);  // bytes

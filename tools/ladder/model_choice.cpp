@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include <tools/models/presets.hpp>
 #include <tools/plan/planner.hpp>
 #include <zero/base/error.hpp>
 
@@ -116,7 +117,7 @@ void choose_model(Options& options) {
       need_text(options, available),
       options.fake.size > 0 ? "more ranks (of a group: --shard-size), --modes that shard more"
                             : "fewer ranks",
-      fmt::join(nn::preset_names(), ", ")));
+      fmt::join(tools::preset_names(), ", ")));
 }
 
 }  // namespace zero::ladder

@@ -10,6 +10,7 @@
 #include <tests/support/save_safetensors_folder.hpp>
 #include <tests/support/token_file_writer.hpp>
 #include <tools/ladder/data/dataset.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -40,7 +41,7 @@ void expect_identical(const json& report, std::size_t modes) {
 }
 
 nn::ParameterList tiny_parameters(std::int64_t classes) {
-  nn::LlamaConfig config = nn::preset("tiny");
+  nn::LlamaConfig config = tools::preset("tiny");
   config.classes = classes;
   return nn::list_parameters(*testing::make_deferred<nn::Llama>(config));
 }
@@ -63,7 +64,7 @@ std::string tiny_weights(const TestFolder& folder, const std::string& without = 
     if (p.name != without) tensors.emplace_back(p.name, at::ones(p.tensor.sizes()));
   }
   testing::save_safetensors_folder(folder / "weights", tensors);
-  folder.write("weights/config.json", nn::to_hugging_face_json(nn::preset("tiny")).dump());
+  folder.write("weights/config.json", nn::to_hugging_face_json(tools::preset("tiny")).dump());
   return (folder / "weights").string();
 }
 
@@ -181,7 +182,7 @@ TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
     EXPECT_THAT(folder.listing(), ::testing::ElementsAre("out.json", "saved", "saved/config.json",
                                                          "saved/model.safetensors"));
     EXPECT_EQ(nn::llama_config_from_json(testing::read_bytes(folder / "saved/config.json")),
-              nn::preset("tiny"));
+              tools::preset("tiny"));
 
     // What was saved is where the next run begins, in every mode.
     const auto [said, second] =

@@ -22,7 +22,6 @@
 #include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/timeline.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
@@ -398,10 +397,10 @@ class RankRun {
     // it.
     if (!pictures.memory_timeline.empty()) world_.barrier();
     const bool records = !pictures.memory_timeline.empty() && world_.rank() == 0;
-    if (records) memory::start_timeline(strategy_->list().bytes() / 4096);
+    if (records) plots::start_timeline(strategy_->list().bytes() / 4096);
     const tools::StepResult step = measured_step(batches);
     if (records) {
-      result_["memory_timeline"] = plots::timeline_of_mode(mode_, memory::stop_timeline());
+      result_["memory_timeline"] = plots::timeline_of_mode(mode_, plots::stop_timeline());
     }
     if (trace) trace->finish(pictures.trace_file(mode_, world_.rank()));
     return step;

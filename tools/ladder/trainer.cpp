@@ -7,9 +7,9 @@
 #include <chrono>
 #include <utility>
 
+#include <tools/plots/memory_timeline.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/kept_error.hpp>
-#include <zero/memory/timeline.hpp>
 
 namespace zero::tools {
 namespace {
@@ -61,11 +61,12 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const double all_terms = count_terms(micro_batches);
   const std::vector<double> losses = run_micro_batches(
       micro_batches, all_terms, [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
-  memory::mark("optimizer");
+  plots::mark("optimizer");
   bool updated = false;
   base::KeptError problem;
   problem.keep([&] {
     updated = step_.end(of_step(losses, micro_batches, all_terms));
+    plots::mark("sync");
     if (updated) sync_parameters();
   });
   // All ranks have found the same. If a peer is lost, this error is said and not the next one.
@@ -82,12 +83,12 @@ std::vector<double> Trainer::run_micro_batches(const std::vector<data::Batch>& m
                                                double all_terms, const EndOfPhase& end_of) {
   std::vector<at::Tensor> losses;
   for (const data::Batch& batch : micro_batches) {
-    memory::mark("forward");
+    plots::mark("forward");
     at::Tensor loss = forward(batch);
     losses.push_back(loss.detach());
     loss = step_.weighted(loss, static_cast<double>(batch.loss_terms), all_terms);
     end_of(&PhaseSeconds::forward);
-    memory::mark("backward");
+    plots::mark("backward");
     RECORD_USER_SCOPE("backward");
     step_.backward(std::move(loss), losses.size() == micro_batches.size());
     end_of(&PhaseSeconds::backward);

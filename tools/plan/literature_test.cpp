@@ -10,8 +10,9 @@
 #include <map>
 #include <numeric>
 
+#include <tools/models/presets.hpp>
 #include <tools/support/table.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -71,7 +72,7 @@ States offloaded(std::int64_t parameters, std::int64_t n) {
 // ---- tables ----
 
 nn::LlamaConfig smollm2_360m(std::int64_t classes) {
-  nn::LlamaConfig config = nn::preset("smollm2-360m");
+  nn::LlamaConfig config = tools::preset("smollm2-360m");
   config.classes = classes;
   return config;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include <tools/models/presets.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -19,7 +20,7 @@ std::int64_t sum(const std::vector<std::int64_t>& values) {
 }
 
 nn::LlamaConfig with(const char* preset, bool tied, std::int64_t classes) {
-  nn::LlamaConfig config = nn::preset(preset);
+  nn::LlamaConfig config = tools::preset(preset);
   config.tied = tied;
   config.classes = classes;
   return config;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include <tools/models/presets.hpp>
+
 #include "program.hpp"
 
 namespace zero::plan {
@@ -60,7 +62,7 @@ TEST(Planner, ZeRO3IsNeverQuickerThanZeRO2) {
   for (const char* preset : {"tiny", "smollm2-360m", "llama-1.5b"}) {
     for (const double bandwidth : {1e8, 1e9, 1e10, 1e11, 1e12}) {
       Request request;
-      request.model = model_of(nn::preset(preset), preset);
+      request.model = model_of(tools::preset(preset), preset);
       request.machine.bandwidth = bandwidth;
       const Plan plan = make_plan(request);
       EXPECT_EQ(plan.stages[1].time.total(), plan.stages[2].time.total());
@@ -101,7 +103,7 @@ TEST(FewestRanks, IsTheFirstThatFitsAndNeverOneThatDoesNot) {
 // The last of four stages keeps inputs and logits of heads until the embedding's gradients come,
 // four micro-batches later.
 TEST(Meshes, HeadsOfATiedModelWaitForTheGradientOfTheEmbedding) {
-  nn::LlamaConfig config = nn::preset("tiny");
+  nn::LlamaConfig config = tools::preset("tiny");
   config.layers = 4;
   config.vocabulary = 100'000;
   config.tied = true;

@@ -1,13 +1,75 @@
 #include "memory_timeline.hpp"
 
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 namespace zero::plots {
 
-tools::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline) {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<bool> recording = false;
+std::mutex timeline_mutex;  // guards everything below
+Timeline recorded;
+Clock::time_point start;
+std::int64_t resolution = 0;
+
+double seconds_since_start() { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool far_from_last(const memory::Snapshot& counts) {
+  if (recorded.samples.empty()) return true;
+  const auto& last = recorded.samples.back().current;
+  std::int64_t change = 0;
+  for (std::size_t i = 0; i < memory::kCategories; ++i)
+    change += std::abs(counts.current[i] - last[i]);
+  return change >= resolution;
+}
+
+void record(const memory::Snapshot& counts) {
+  const std::lock_guard lock(timeline_mutex);
+  if (!far_from_last(counts)) return;
+  recorded.samples.push_back({seconds_since_start(), counts.current, counts.total});
+}
+
+}  // namespace
+
+void start_timeline(std::int64_t new_resolution) {
+  const memory::Snapshot now = memory::snapshot();
+  {
+    const std::lock_guard lock(timeline_mutex);
+    recorded = {};
+    start = Clock::now();
+    resolution = new_resolution;
+    recording = true;
+  }
+  record(now);
+  memory::on_change(&record);
+}
+
+void mark(std::string label) {
+  if (!recording) return;
+  const std::lock_guard lock(timeline_mutex);
+  recorded.marks.push_back({seconds_since_start(), std::move(label)});
+}
+
+Timeline stop_timeline() {
+  memory::on_change(nullptr);
+  const memory::Snapshot now = memory::snapshot();
+  const std::lock_guard lock(timeline_mutex);
+  // The timeline ends when it is stopped, not with the last change.
+  if (recording) recorded.samples.push_back({seconds_since_start(), now.current, now.total});
+  recording = false;
+  return std::exchange(recorded, {});
+}
+
+tools::Json timeline_of_mode(const std::string& mode, const Timeline& timeline) {
   tools::Json samples = tools::Json::array();
-  for (const memory::Timeline::Sample& sample : timeline.samples) {
+  for (const Timeline::Sample& sample : timeline.samples) {
     tools::Json row = {{"t", sample.seconds}, {"total", sample.total}};
     for (std::size_t c = 0; c < memory::kCategories; ++c) {
       if (sample.current[c] == 0) continue;
@@ -16,7 +78,7 @@ tools::Json timeline_of_mode(const std::string& mode, const memory::Timeline& ti
     samples.push_back(std::move(row));
   }
   tools::Json marks = tools::Json::array();
-  for (const memory::Timeline::Mark& mark : timeline.marks) {
+  for (const Timeline::Mark& mark : timeline.marks) {
     marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
   }
   return {{"mode", mode}, {"samples", std::move(samples)}, {"marks", std::move(marks)}};

@@ -10,7 +10,7 @@
 #include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>

@@ -11,14 +11,13 @@
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/registry.hpp>
 #include <tools/ladder/trainer.hpp>
+#include <tools/models/mlp.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <tools/support/arguments.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/timeline.hpp>
 #include <zero/nn/defer.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include "narrate.hpp"
@@ -40,7 +39,7 @@ struct DemoOptions {
 
 struct DemoModel {
   std::string name;
-  nn::MlpConfig config;
+  tools::MlpConfig config;
   std::int64_t batch;  // samples a rank
   std::int64_t steps;
 };
@@ -72,7 +71,7 @@ std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held
 }
 
 void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options,
-                           const memory::Timeline& timeline) {
+                           const plots::Timeline& timeline) {
   tools::Json modes = tools::Json::array({plots::timeline_of_mode(options.mode, timeline)});
   tools::write_json(options.memory_timeline,
                     plots::memory_timeline(model_of(options).name, strategy.communicator().size(),
@@ -85,7 +84,7 @@ void train(train::Strategy& strategy, const tools::Loss& loss, const data::Datas
   tools::Trainer trainer(strategy, loss);
   tools::StepResult result;
   dist::Traffic before;
-  memory::Timeline timeline;
+  plots::Timeline timeline;
   const bool memory_timelines = !options.memory_timeline.empty() && communicator.rank() == 0;
   const std::int64_t steps = model_of(options).steps;
   for (std::int64_t s = 0; s < steps; ++s) {
@@ -95,9 +94,9 @@ void train(train::Strategy& strategy, const tools::Loss& loss, const data::Datas
     // it.
     if (last) communicator.barrier();
     before = communicator.traffic();
-    if (memory_timelines && last) memory::start_timeline(strategy.list().bytes() / 4096);
+    if (memory_timelines && last) plots::start_timeline(strategy.list().bytes() / 4096);
     result = trainer.step({batch});
-    if (memory_timelines && last) timeline = memory::stop_timeline();
+    if (memory_timelines && last) timeline = plots::stop_timeline();
     if (communicator.rank() == 0 && (s == 0 || (s + 1) % 5 == 0)) {
       fmt::print("step {:3}  loss {:.6f}\n", s + 1, result.loss);
     }
@@ -111,11 +110,11 @@ void train(train::Strategy& strategy, const tools::Loss& loss, const data::Datas
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
   const DemoModel chosen = model_of(options);
-  const nn::MlpConfig& config = chosen.config;
+  const tools::MlpConfig& config = chosen.config;
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
                                    communicator.rank(), communicator.size(), /*seed=*/1);
-  const auto model = nn::defer([&] { return std::make_shared<nn::Mlp>(config); });
+  const auto model = nn::defer([&] { return std::make_shared<tools::Mlp>(config); });
   nn::SeededValues values(/*seed=*/7);
   tools::Registry registry;
   options.register_chapter(registry);

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <04_tensor_sharding/tensor_zero3.hpp>
+#include <tools/models/presets.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
@@ -37,7 +38,7 @@ at::Tensor loss_of(nn::Llama& model, int rank) {
 // A row of the table: what this rank gathered in a forward and a backward under `variant`.
 tools::Cells measure(dist::Communicator& communicator, const std::string& preset,
                      const std::string& variant) {
-  const nn::LlamaConfig config = nn::preset(preset);
+  const nn::LlamaConfig config = tools::preset(preset);
   const auto model = nn::defer([&] { return std::make_shared<nn::Llama>(config); });
   nn::SeededValues values(/*seed=*/7);
   TensorZero3 strategy({*model, communicator, optim::adamw(), &values, variant});
@@ -90,7 +91,7 @@ int run(int argc, char** argv) {
   CLI::App app{"How much is whole at a time under stage 3, and how many collectives that takes."};
   app.add_option("--model", model, "one of the presets")
       ->capture_default_str()
-      ->check(CLI::IsMember(nn::preset_names()));
+      ->check(CLI::IsMember(tools::preset_names()));
   CLI11_PARSE(app, argc, argv);
   return run_program("gathers", [&] {
     memory::install();

@@ -12,11 +12,12 @@
 #include <numeric>
 #include <vector>
 
+#include <tools/models/presets.hpp>
 #include <tools/support/arguments.hpp>
 #include <tools/support/json.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -124,7 +125,7 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   return run_program("shares", [&] {
     tools::check_arguments(argc, argv);
-    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(nn::preset(model)); });
+    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(tools::preset(model)); });
     const nn::ParameterList list = nn::list_parameters(*llama);
     const tools::Json document = compare(model, list);
     if (!json.empty()) tools::write_json(json, document);

@@ -7,8 +7,8 @@
 #include <00_simple_ddp/simple_ddp.hpp>
 #include <01_zero1/zero1_sharding.hpp>
 #include <grading/check.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/nn/defer.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include "01c.hpp"
@@ -100,8 +100,8 @@ struct Example {
   Trained (*model)();
   double max_norm;
 };
-constexpr Example kExamples[] = {{deferred<zero::nn::Mlp>, 0.05},
-                                 {deferred<zero::nn::Mlp>, 1e6},
+constexpr Example kExamples[] = {{deferred<zero::tools::Mlp>, 0.05},
+                                 {deferred<zero::tools::Mlp>, 1e6},
                                  {deferred<Uneven>, 0.05},
                                  {deferred<Halfway>, 1e9}};
 

@@ -4,8 +4,8 @@
 
 #include <01_zero1/zero1_sharding.hpp>
 #include <grading/check.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include "01e.hpp"
@@ -36,7 +36,7 @@ void compare(const std::string& begin, const std::string& category, std::int64_t
 // A rank of chapter 01 after a step.
 void check_zero1(const Answer& answer, Communicator& communicator) {
   const zero::memory::Snapshot before = zero::memory::snapshot();
-  zero::nn::Mlp model(zero::nn::MlpConfig{.inputs = 100, .hidden = {120, 80}, .outputs = 30});
+  zero::tools::Mlp model(zero::tools::MlpConfig{.inputs = 100, .hidden = {120, 80}, .outputs = 30});
   zero::nn::SeededValues values(1);
   initialize_parameters(model, values);
   zero::Zero1Sharding zero1({model, communicator, zero::optim::adamw()});

@@ -6,7 +6,7 @@
 #include <00_simple_ddp/simple_ddp.hpp>
 #include <01_zero1/zero1_sharding.hpp>
 #include <grading/check.hpp>
-#include <zero/nn/mlp.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include "01f.hpp"
@@ -110,7 +110,7 @@ void check_phase(const std::string& name, double measured, const std::vector<Cal
 
 template <typename Strategy>
 void check_step(const Answer& answer, Communicator& communicator) {
-  zero::nn::Mlp model(zero::nn::MlpConfig{.inputs = 64, .hidden = {64, 64}, .outputs = 8});
+  zero::tools::Mlp model(zero::tools::MlpConfig{.inputs = 64, .hidden = {64, 64}, .outputs = 8});
   Noted<Strategy> strategy({model, communicator, zero::optim::adamw()});
   const at::Tensor inputs = at::ones({16, 64}), targets = at::ones({16, 8});
   const std::int64_t sent = communicator.traffic().bytes();

@@ -5,7 +5,7 @@
 #include <00_simple_ddp/simple_ddp.hpp>
 #include <02_zero2/zero2_sharding.hpp>
 #include <grading/check.hpp>
-#include <zero/nn/mlp.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/owners.hpp>
 
@@ -35,7 +35,7 @@ std::vector<std::int64_t> owned_bytes(int ranks) {
 // Takes one step; returns the bytes of gradients and parameters that this rank sends in it.
 template <typename Strategy>
 std::int64_t sent_in_a_step(Communicator& communicator) {
-  zero::nn::Mlp model(zero::nn::MlpConfig{.inputs = 13, .hidden = {17, 11}, .outputs = 3});
+  zero::tools::Mlp model(zero::tools::MlpConfig{.inputs = 13, .hidden = {17, 11}, .outputs = 3});
   Strategy strategy({model, communicator, zero::optim::adamw()});
   const zero::dist::Traffic before = communicator.traffic();
   strategy.backward(strategy.forward([&] {

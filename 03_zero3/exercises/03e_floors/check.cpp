@@ -9,10 +9,10 @@
 #include <02_zero2/zero2_sharding.hpp>
 #include <03_zero3/zero3_sharding.hpp>
 #include <grading/check.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/defer.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
@@ -33,7 +33,7 @@ template <typename Strategy>
 std::int64_t held_by(int rank, int ranks) {
   const std::int64_t before = zero::memory::snapshot().model_states();
   const auto model = zero::nn::defer([] {
-    return std::make_shared<zero::nn::Mlp>(zero::nn::MlpConfig{
+    return std::make_shared<zero::tools::Mlp>(zero::tools::MlpConfig{
         .inputs = 24, .hidden = {40, 16}, .outputs = 8, .dtype = at::kBFloat16});
   });
   zero::nn::SeededValues values(1);

@@ -9,8 +9,8 @@
 #include <04_tensor_sharding/tensor_zero2.hpp>
 #include <04_tensor_sharding/tensor_zero3.hpp>
 #include <grading/check.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
@@ -127,8 +127,8 @@ void check_bus(const Numbers& numbers) {
 template <typename Strategy>
 void check_measured(Communicator& communicator, const Stage& stage) {
   const zero::memory::Snapshot before = zero::memory::snapshot();
-  zero::nn::Mlp model(
-      zero::nn::MlpConfig{.inputs = 512, .hidden = {512}, .outputs = 512, .dtype = at::kBFloat16});
+  zero::tools::Mlp model(zero::tools::MlpConfig{
+      .inputs = 512, .hidden = {512}, .outputs = 512, .dtype = at::kBFloat16});
   Strategy strategy({model, communicator, zero::optim::with_master_weights(zero::optim::adamw())});
   strategy.backward(strategy.forward([&] {
     return model.loss(at::ones({1, 512}), at::ones({1, 512}), /*terms=*/1);

@@ -4,7 +4,7 @@
 #include <04_tensor_sharding/tensor_zero2.hpp>
 #include <04_tensor_sharding/tensor_zero3.hpp>
 #include <grading/check.hpp>
-#include <zero/nn/mlp.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
@@ -114,8 +114,8 @@ void check_fewest(const Answer& answer, Plan plan, std::int64_t limit) {
 // The formula beside that of the class, for a model whose shards have no padding on 2 and 3 ranks.
 template <typename Strategy>
 void check_formula(Communicator& communicator, int stage) {
-  zero::nn::Mlp model(
-      zero::nn::MlpConfig{.inputs = 384, .hidden = {}, .outputs = 384, .dtype = at::kBFloat16});
+  zero::tools::Mlp model(
+      zero::tools::MlpConfig{.inputs = 384, .hidden = {}, .outputs = 384, .dtype = at::kBFloat16});
   const Strategy strategy(
       {model, communicator, zero::optim::with_master_weights(zero::optim::adamw())});
   const zero::train::ModelStateBytes held = strategy.costs().at_rest;

@@ -7,6 +7,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/safetensors_test_files.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/io/stored_values.hpp>
 #include <zero/nn/llama.hpp>
 
@@ -54,8 +55,8 @@ struct Stored {
 TEST(StoredValues, OfAnyDtypeBecomeTheParametersExactlyAsTensorToDoes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
-    const safetensors::NamedTensors tensors = random_weights(nn::preset("tiny"), dtype);
-    const Stored stored(nn::preset("tiny"), tensors, /*per_file=*/5);
+    const safetensors::NamedTensors tensors = random_weights(tools::preset("tiny"), dtype);
+    const Stored stored(tools::preset("tiny"), tensors, /*per_file=*/5);
     const StoredValues& values = *stored.values;
     for (const nn::Parameter& p : stored.list.parameters) {
       EXPECT_EQ(p.tensor.scalar_type(), at::kFloat);
@@ -70,7 +71,7 @@ TEST(StoredValues, OfAnyDtypeBecomeTheParametersExactlyAsTensorToDoes) {
 }
 
 TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
-  const nn::LlamaConfig tiny = nn::preset("tiny");
+  const nn::LlamaConfig tiny = tools::preset("tiny");
   const safetensors::NamedTensors good = random_weights(tiny, at::kFloat);
   const auto with = [&](const std::string& name, const at::Tensor& other) {
     safetensors::NamedTensors tensors = good;
@@ -97,7 +98,7 @@ TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
 
 // What may be missing, and is drawn by seed 7, or left over: heads.
 TEST(StoredValues, HeadsAreReadDrawnOrLeftOutAsTheModelNeedsThem) {
-  nn::LlamaConfig tied = nn::preset("tiny"), classifier = tied, untied = tied;
+  nn::LlamaConfig tied = tools::preset("tiny"), classifier = tied, untied = tied;
   ASSERT_TRUE(tied.tied);
   classifier.classes = 5;
   untied.tied = false;

@@ -7,9 +7,7 @@
 #include <numeric>
 
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/device_blocks.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/memory/timeline.hpp>
 
 namespace zero::memory {
 namespace {
@@ -39,7 +37,6 @@ TEST(Accounting, RechargingMovesABlockOnceWhateverViewItIsSeenThrough) {
   const Snapshot now = snapshot();
   EXPECT_EQ(now[Category::kGradients] - before[Category::kGradients], 256);
   EXPECT_EQ(now.total, before.total);
-  EXPECT_EQ(category_of(t), Category::kGradients);
   t = at::Tensor();
   EXPECT_EQ(snapshot()[Category::kGradients], before[Category::kGradients]);
 }
@@ -137,22 +134,6 @@ TEST(Storage, IsBorrowedWithoutAnAllocation) {
   EXPECT_EQ(snapshot().total, before);
 }
 
-TEST(Timeline, HasASampleForEveryLargeChangeAndTheMarks) {
-  start_timeline(/*resolution=*/1000);
-  mark("begin");
-  {
-    const at::Tensor large = at::empty({1000});
-    const at::Tensor small = at::empty({10});
-  }
-  mark("end");
-  const Timeline timeline = stop_timeline();
-  EXPECT_EQ(timeline.samples.size(), 4U);  // the start, the large one, its end, the stop
-  ASSERT_EQ(timeline.marks.size(), 2U);
-  EXPECT_EQ(timeline.marks[0].label, "begin");
-  mark("after the end");
-  EXPECT_TRUE(stop_timeline().marks.empty());
-}
-
 // Blocks of another device's allocator. There need be no such device: the blocks are addresses.
 TEST(DeviceBlocks, AreChargedToTheScopeAndCountedUntilFreed) {
   std::array<char, 2> block{};
@@ -187,13 +168,10 @@ TEST(DeviceBlocks, AreRechargedThroughTheirTensors) {
   const Snapshot before = snapshot();
   device_block_allocated(block.data(), sizeof(block));
   const at::Tensor tensor = at::from_blob(block.data(), {4});
-  EXPECT_EQ(category_of(tensor), Category::kOther);
   recharge(tensor.view({2, 2}), Category::kGradients);
-  EXPECT_EQ(category_of(tensor), Category::kGradients);
   EXPECT_EQ(snapshot()[Category::kGradients] - before[Category::kGradients], 16);
   EXPECT_EQ(snapshot().total - before.total, 16);
   device_block_freed(block.data());
-  EXPECT_EQ(category_of(tensor), Category::kOther);
   EXPECT_EQ(snapshot().current, before.current);
 }
 

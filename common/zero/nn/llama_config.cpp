@@ -1,33 +1,16 @@
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
-#include <ranges>
 
 #include <zero/base/error.hpp>
 #include <zero/base/keys.hpp>
-#include <zero/base/mapped_file.hpp>
-#include <zero/base/names.hpp>
 #include <zero/nn/llama_config.hpp>
 
 namespace zero::nn {
 namespace {
 
 using nlohmann::json;
-
-const std::map<std::string, LlamaConfig, std::less<>>& presets() {
-  // vocabulary, hidden, layers, heads, key/value heads, head size, MLP
-  static const std::map<std::string, LlamaConfig, std::less<>> all = {
-      {"llama-1.5b", {40379, 1600, 48, 25, 25, 64, 4096}},
-      {"llama-20m", {256, 512, 6, 8, 8, 64, 1408}},
-      {"llama-360m", {49152, 960, 32, 16, 4, 60, 2560}},
-      {"smollm2-135m", {49152, 576, 30, 9, 3, 64, 1536}},
-      {"smollm2-360m", {49152, 960, 32, 15, 5, 64, 2560}},
-      {"tiny", {}},
-  };
-  return all;
-}
 
 // The fields under Hugging Face's names, and what is supported with one value alone.
 void declare(base::Keys& keys, LlamaConfig& c) {
@@ -82,18 +65,6 @@ std::int64_t usual_head_size(const LlamaConfig& config) {
 
 std::int64_t LlamaConfig::parameters() const {
   return static_cast<std::int64_t>(count_elements(*this));
-}
-
-const std::vector<std::string>& preset_names() {
-  static const auto keys = presets() | std::views::keys;
-  static const std::vector<std::string> names(keys.begin(), keys.end());
-  return names;
-}
-
-LlamaConfig preset(std::string_view name) {
-  const auto found = presets().find(name);
-  if (found != presets().end()) return found->second;
-  throw Error(base::unknown_name_message("model", name, preset_names()));
 }
 
 void check(const LlamaConfig& config) {
@@ -163,14 +134,6 @@ LlamaConfig llama_config_from_json(std::string_view text) {
   if (!object.contains("head_dim")) config.head_size = usual_head_size(config);
   check(config);
   return config;
-}
-
-std::string read_config_text(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "config.json";
-  return base::read_file(
-      path, fmt::format("{} (a folder as save_pretrained writes it is needed, with config.json and "
-                        "model.safetensors, or several files and model.safetensors.index.json)",
-                        path.string()));
 }
 
 json to_hugging_face_json(const LlamaConfig& config, std::string_view original) {

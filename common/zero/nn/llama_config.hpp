@@ -3,11 +3,9 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace zero::nn {
 
@@ -41,19 +39,6 @@ struct LlamaConfig {
   std::int64_t parameters() const;
 };
 
-/// The names that preset() knows: "llama-1.5b", "llama-20m", "llama-360m", "smollm2-135m",
-/// "smollm2-360m", "tiny".
-const std::vector<std::string>& preset_names();
-
-/// A known shape by name. The two SmolLM2 shapes are those of the published models (vocabulary
-/// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. "llama-1.5b" has the depth
-/// and width of GPT-2 XL (48 layers, 1600, 25 heads) and exactly 1,500,000,000 parameters: the
-/// vocabulary is chosen to fit. "llama-360m" is "smollm2-360m" with 16 heads and 4 key/value heads
-/// of 60 instead of 15 and 5 of 64, so that 2 or 4 tensor ranks can share them. "llama-20m" reads
-/// bytes and has 19,405,312 parameters, of which the root has 0.7 %: for slow links. Throws
-/// zero::Error for another name, with the known ones.
-LlamaConfig preset(std::string_view name);
-
 /// Throws zero::Error if the numbers are no valid model: a size below 1 or above kLargestSize, more
 /// than kMostLayers or kMostParameters, kv_heads that do not divide heads, an odd head_size, a
 /// dtype that is not a floating one. The message has Hugging Face's name of the field.
@@ -72,10 +57,6 @@ void check_tensor_parallel(const LlamaConfig& config, int ranks);
 /// unsupported feature (biases, scaled rotary positions, another activation than silu). Other
 /// fields are ignored. The message names key and value, not the file.
 LlamaConfig llama_config_from_json(std::string_view text);
-
-/// The text of `folder`/config.json. Throws zero::Error, naming the file, if it is missing or
-/// cannot be read.
-std::string read_config_text(const std::filesystem::path& folder);
 
 /// The config.json with which transformers loads this model. Fields of `original`, the config.json
 /// that the model came from, are kept (special tokens, the longest sequence), except those that

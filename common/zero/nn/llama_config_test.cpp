@@ -6,6 +6,7 @@
 
 #include <tests/support/tensors.hpp>
 #include <tests/support/test_folder.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/llama_config.hpp>
 
 namespace zero::nn {
@@ -17,13 +18,14 @@ using testing::expect_error;
 using testing::TestFolder;
 
 TEST(LlamaPresets, AreTheKnownShapes) {
-  EXPECT_THAT(preset_names(), ElementsAre("llama-1.5b", "llama-20m", "llama-360m", "smollm2-135m",
-                                          "smollm2-360m", "tiny"));
-  LlamaConfig untied = preset("smollm2-360m");
+  EXPECT_THAT(tools::preset_names(), ElementsAre("llama-1.5b", "llama-20m", "llama-360m",
+                                                 "smollm2-135m", "smollm2-360m", "tiny"));
+  LlamaConfig untied = tools::preset("smollm2-360m");
   untied.tied = false;
   EXPECT_EQ(untied.parameters(), 361'821'120 + 49152 * 960);
-  EXPECT_EQ(preset("tiny").vocabulary, 256);
-  for (const std::string& name : preset_names()) EXPECT_NO_THROW(check(preset(name))) << name;
+  EXPECT_EQ(tools::preset("tiny").vocabulary, 256);
+  for (const std::string& name : tools::preset_names())
+    EXPECT_NO_THROW(check(tools::preset(name))) << name;
 }
 
 // What the published model's config.json says, and more that does not concern us.
@@ -39,7 +41,7 @@ json smollm2_360m() {
 }
 
 TEST(LlamaConfigJson, ThePublishedShapeIsThePreset) {
-  EXPECT_EQ(llama_config_from_json(smollm2_360m().dump()), preset("smollm2-360m"));
+  EXPECT_EQ(llama_config_from_json(smollm2_360m().dump()), tools::preset("smollm2-360m"));
 }
 
 TEST(LlamaConfigJson, TheNewerFormOfRotaryParametersIsRead) {
@@ -122,7 +124,8 @@ TEST(LlamaConfigJson, RefusesWhatIsNoJsonObjectOrNestedTooDeeply) {
   for (const std::string& text : {std::string(), std::string("[1, 2]"), deep}) {
     const char* const message = text == deep ? "JSON is nested deeper than 64 levels" : "JSON";
     expect_error([&] { llama_config_from_json(text); }, {"config.json", message});
-    expect_error([&] { to_hugging_face_json(preset("tiny"), text); }, {"config.json", message});
+    expect_error([&] { to_hugging_face_json(tools::preset("tiny"), text); },
+                 {"config.json", message});
   }
 }
 
@@ -165,7 +168,7 @@ TEST(LlamaConfigJson, ComesBackFromWhatItWrites) {
 }
 
 TEST(LlamaConfigJson, SaysDtypeAndClassesAsTransformersReadsThem) {
-  LlamaConfig config = preset("tiny");
+  LlamaConfig config = tools::preset("tiny");
   EXPECT_EQ(to_hugging_face_json(config)["architectures"], json{"LlamaForCausalLM"});
   EXPECT_FALSE(to_hugging_face_json(config).contains("id2label"));
   config.classes = 3;
@@ -187,7 +190,7 @@ TEST(LlamaConfigJson, KeepsWhatTheOriginalSaidAboutOtherThings) {
   original["id2label"] = {{"0", "bad"}};
   original["num_labels"] = 9;
   original["hidden_size"] = 3;
-  const json merged = to_hugging_face_json(preset("smollm2-360m"), original.dump());
+  const json merged = to_hugging_face_json(tools::preset("smollm2-360m"), original.dump());
   EXPECT_EQ(merged["max_position_embeddings"], 8192);
   EXPECT_EQ(merged["bos_token_id"], 0);
   EXPECT_EQ(merged["hidden_size"], 960);
@@ -199,10 +202,11 @@ TEST(LlamaConfigJson, KeepsWhatTheOriginalSaidAboutOtherThings) {
 
 TEST(LlamaConfigFile, IsReadOrNamed) {
   const TestFolder folder;
-  expect_error([&] { read_config_text(folder.path()); },
+  expect_error([&] { tools::read_config_text(folder.path()); },
                {(folder / "config.json").string(), "cannot be opened", "save_pretrained"});
   std::ofstream(folder / "config.json") << smollm2_360m().dump();
-  EXPECT_EQ(llama_config_from_json(read_config_text(folder.path())), preset("smollm2-360m"));
+  EXPECT_EQ(llama_config_from_json(tools::read_config_text(folder.path())),
+            tools::preset("smollm2-360m"));
 }
 
 }  // namespace

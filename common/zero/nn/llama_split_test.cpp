@@ -7,6 +7,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
 #include <tools/ladder/data/batch.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
@@ -138,20 +139,20 @@ TEST(SplitLlamaThatDoesNotFit, NamesTheNumberAndAPresetThatDoes) {
     const auto refused = [&](const LlamaConfig& config, const std::vector<std::string>& parts) {
       expect_error([&] { defer([&] { return std::make_shared<Llama>(config, axis); }); }, parts);
     };
-    refused(preset("smollm2-360m"), {"15 heads", "2 tensor ranks", "llama-360m"});
-    refused(preset("smollm2-135m"), {"9 heads", "llama-360m"});
-    LlamaConfig config = preset("tiny");
+    refused(tools::preset("smollm2-360m"), {"15 heads", "2 tensor ranks", "llama-360m"});
+    refused(tools::preset("smollm2-135m"), {"9 heads", "llama-360m"});
+    LlamaConfig config = tools::preset("tiny");
     config.kv_heads = 1;
     refused(config, {"1 key/value heads", "2 tensor ranks"});
-    config = preset("tiny");
+    config = tools::preset("tiny");
     config.mlp = 177;
     refused(config, {"177 features in its MLP"});
-    config = preset("tiny");
+    config = tools::preset("tiny");
     config.vocabulary = 257;
     refused(config, {"257 tokens in its vocabulary"});
   });
   for (const int ranks : {2, 4})
-    EXPECT_NO_THROW(check_tensor_parallel(preset("llama-360m"), ranks));
+    EXPECT_NO_THROW(check_tensor_parallel(tools::preset("llama-360m"), ranks));
 }
 
 TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {

@@ -5,6 +5,7 @@
 
 #include <tests/support/tensors.hpp>
 #include <tools/ladder/data/batch.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/defer.hpp>
@@ -258,7 +259,7 @@ INSTANTIATE_TEST_SUITE_P(Presets, LlamaShape,
 // As large as they are: without storage a model costs nothing but names.
 TEST_P(LlamaShape, HasTheCountsOfThePublishedModelAndNoBytesYet) {
   const Shape& shape = GetParam();
-  LlamaConfig config = preset(shape.preset);
+  LlamaConfig config = tools::preset(shape.preset);
   config.classes = shape.classes;
   const memory::Snapshot before = memory::snapshot();
   const auto model = defer([&] { return std::make_shared<Llama>(config); });
@@ -293,7 +294,7 @@ std::vector<std::string> described(const LlamaConfig& config) {
 }
 
 TEST(LlamaNames, AreThoseOfHuggingFaceInItsOrder) {
-  LlamaConfig config = preset("smollm2-360m");
+  LlamaConfig config = tools::preset("smollm2-360m");
   config.layers = 1;
   EXPECT_THAT(described(config), ElementsAre("model.embed_tokens.weight 49152 960 root",
                                              "model.layers.0.self_attn.q_proj.weight 960 960",
@@ -313,7 +314,7 @@ TEST(LlamaNames, AreThoseOfHuggingFaceInItsOrder) {
 }
 
 at::Tensor value(const std::string& name) {
-  Llama model(preset("tiny"));
+  Llama model(tools::preset("tiny"));
   SeededValues values(3);
   initialize_parameters(model, values);
   return model.named_parameters()[name].detach().clone();

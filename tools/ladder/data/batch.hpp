@@ -28,7 +28,7 @@ struct Batch {
 /// this one.
 std::uint64_t digest(const Batch& batch, std::uint64_t before = 14695981039346656037ULL);
 
-/// The loss of a batch by a model that takes it, or its tensors, as nn::Llama and nn::Mlp do.
+/// The loss of a batch by a model that takes it, or its tensors, as nn::Llama and tools::Mlp do.
 template <typename Model>
 at::Tensor loss_of(Model& model, const Batch& b) {
   if constexpr (requires { model.loss(b); }) {

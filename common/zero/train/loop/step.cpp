@@ -7,7 +7,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/memory/timeline.hpp>
 #include <zero/train/loop/step.hpp>
 
 namespace zero::train {
@@ -124,7 +123,6 @@ bool Step::end(const Losses& losses) {
   loss_ = exchange(losses, /*is_end=*/true);
   const bool updated = update();
   ++(updated ? updates_ : skipped_);
-  memory::mark("sync");
   return updated;
 }
 

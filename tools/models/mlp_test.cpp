@@ -1,15 +1,16 @@
 // The multi-layer perceptron beside the same by hand.
 
+#include "mlp.hpp"
+
 #include <gmock/gmock.h>
 
 #include <cmath>
 
 #include <tests/support/tensors.hpp>
 #include <tools/ladder/data/batch.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 
-namespace zero::nn {
+namespace zero::tools {
 namespace {
 
 using testing::close_to;
@@ -19,8 +20,8 @@ using testing::random;
 
 struct MlpPair {
   explicit MlpPair(MlpConfig config = {.dtype = at::kDouble}) : model(std::move(config)) {
-    SeededValues values(1);
-    initialize_parameters(model, values);
+    nn::SeededValues values(1);
+    nn::initialize_parameters(model, values);
     for (const auto& item : model.named_parameters()) {
       p[item.key()] = testing::leaf_of(item.value());
     }
@@ -58,17 +59,17 @@ data::Batch regression(std::int64_t samples, std::int64_t terms) {
 
 TEST(Mlp, HasAUnitForEachHiddenLayer) {
   MlpPair net;
-  const ParameterList list = list_parameters(net.model);
+  const nn::ParameterList list = nn::list_parameters(net.model);
   std::vector<std::string> parameters, units;
-  for (const Parameter& q : list.parameters) parameters.push_back(q.name);
-  for (const UnitInfo& unit : list.units) units.push_back(unit.name);
+  for (const nn::Parameter& q : list.parameters) parameters.push_back(q.name);
+  for (const nn::UnitInfo& unit : list.units) units.push_back(unit.name);
   EXPECT_THAT(parameters, ElementsAre("layers.0.linear.weight", "layers.0.linear.bias",
                                       "layers.1.linear.weight", "layers.1.linear.bias",
                                       "output.weight", "output.bias"));
   EXPECT_THAT(units, ElementsAre("", "layers.0", "layers.1"));
   EXPECT_EQ(list.numel(), 13 * 17 + 17 + 17 * 11 + 11 + 11 * 3 + 3);
-  for (const Parameter& q : list.parameters) {
-    EXPECT_EQ(q.initializer->kind, Initializer::Kind::kUniform);
+  for (const nn::Parameter& q : list.parameters) {
+    EXPECT_EQ(q.initializer->kind, nn::Initializer::Kind::kUniform);
   }
   EXPECT_DOUBLE_EQ(list.parameters[2].initializer->value, 1 / std::sqrt(17.0));
 }
@@ -110,4 +111,4 @@ TEST(Mlp, SaysWhatABatchMustBe) {
 }
 
 }  // namespace
-}  // namespace zero::nn
+}  // namespace zero::tools

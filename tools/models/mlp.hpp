@@ -9,7 +9,7 @@
 #include <zero/nn/layers.hpp>
 #include <zero/nn/unit.hpp>
 
-namespace zero::nn {
+namespace zero::tools {
 
 /// The shape of an Mlp. Any sizes are allowed; sharding has to cope with odd ones.
 struct MlpConfig {
@@ -22,20 +22,20 @@ struct MlpConfig {
 };
 
 /// One hidden layer, a unit: tanh(linear(x)).
-class MlpLayer : public Unit {
+class MlpLayer : public nn::Unit {
  public:
   MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config);
   /// [B, in] to [B, out], with the unit's hooks around it.
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  std::shared_ptr<Linear> linear_;
+  std::shared_ptr<nn::Linear> linear_;
 };
 
 /// A multi-layer perceptron, the smallest model with units, weights and biases. The root unit holds
 /// the output layer. Parameters are named layers.N.linear.weight, layers.N.linear.bias,
 /// output.weight and output.bias; their first values are uniform in [-1/sqrt(in), 1/sqrt(in)).
-class Mlp : public Unit {
+class Mlp : public nn::Unit {
  public:
   /// Throws zero::Error for a size below 1.
   explicit Mlp(const MlpConfig& config = {});
@@ -57,7 +57,7 @@ class Mlp : public Unit {
 
   MlpConfig config_;
   std::vector<std::shared_ptr<MlpLayer>> layers_;
-  std::shared_ptr<Linear> output_;
+  std::shared_ptr<nn::Linear> output_;
 };
 
-}  // namespace zero::nn
+}  // namespace zero::tools

@@ -1,3 +1,5 @@
+#include "mlp.hpp"
+
 #include <ATen/OpMathType.h>
 #include <fmt/format.h>
 
@@ -6,17 +8,16 @@
 #include <string>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/mlp.hpp>
 
-namespace zero::nn {
+namespace zero::tools {
 namespace {
 
-std::shared_ptr<Linear> dense(std::int64_t in, std::int64_t out, at::ScalarType dtype) {
+std::shared_ptr<nn::Linear> dense(std::int64_t in, std::int64_t out, at::ScalarType dtype) {
   if (in < 1 || out < 1) {
     throw Error(fmt::format("a layer of an MLP is {} x {}, but sizes must be at least 1", in, out));
   }
-  const auto first_values = Initializer::uniform(1.0 / std::sqrt(static_cast<double>(in)));
-  return std::make_shared<Linear>(in, out, first_values, first_values, dtype);
+  const auto first_values = nn::Initializer::uniform(1.0 / std::sqrt(static_cast<double>(in)));
+  return std::make_shared<nn::Linear>(in, out, first_values, first_values, dtype);
 }
 
 }  // namespace
@@ -29,7 +30,7 @@ at::Tensor MlpLayer::forward(const at::Tensor& x) {
 }
 
 Mlp::Mlp(const MlpConfig& config) : config_(config) {
-  auto layers = register_module("layers", std::make_shared<Layer>());
+  auto layers = register_module("layers", std::make_shared<nn::Layer>());
   std::int64_t in = config.inputs;
   for (const std::int64_t out : config.hidden) {
     layers_.push_back(layers->register_module(std::to_string(layers_.size()),
@@ -79,4 +80,4 @@ at::Tensor Mlp::outputs(const at::Tensor& x) {
   return output_->forward(y);
 }
 
-}  // namespace zero::nn
+}  // namespace zero::tools
