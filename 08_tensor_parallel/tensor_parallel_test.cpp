@@ -7,6 +7,7 @@
 #include <functional>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/session.hpp>
@@ -15,7 +16,6 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
@@ -73,7 +73,7 @@ TEST_P(TensorParallelTraining, HasTheNumbersOfTheWholeModel) {
       for (const std::string& mode : all_strategies()) {
         SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
         SplitOptions options{.mode = mode, .sequence = sequence, .dtype = at::kDouble};
-        options.optimizer = optim::sgd({.learning_rate = 0.1});
+        options.optimizer = sgd(0.1);
         options.trainer.clip_norm = 0.05;  // less than any norm here
         SplitRun split(axes.mesh, options), whole(*axes.data, options);
         for (int s = 0; s < 3; ++s) {

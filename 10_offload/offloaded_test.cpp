@@ -21,7 +21,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 
 #include "host_update.hpp"
 #include "tile_file.hpp"
@@ -303,7 +302,6 @@ TEST(Offloaded, OtherOptimizersAreRefusedByName) {
     expect_error([&] { with_offload(make, {.folder = folder.path(), .says_how = false})({p}); },
                  {"the states of " + kind + " cannot be offloaded", "optim::adamw()"});
   };
-  refused(sgd(), "SGD");
   refused(testing::wrapped<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1)), "torch AdamW");
   const OptimizerFactory inside =
       with_offload(adamw(), {.folder = folder.path(), .says_how = false});

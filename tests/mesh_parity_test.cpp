@@ -11,12 +11,12 @@
 #include <map>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
@@ -75,7 +75,7 @@ TEST(MeshTraining, HasTheNumbersOfTheWholeModelOnOneRankOfBothAxes) {
         SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
         PipelineShape shape = shape_for(mode, sequence);
         shape.dtype = at::kDouble;
-        shape.optimizer = optim::sgd({.learning_rate = 0.1});
+        shape.optimizer = sgd(0.1);
         PipelineRank rank(axes, shape);
         WholeRank whole(*axes.data, shape);
         const TrainedModel found = trained_model(rank, 3, 3), expected = trained_model(whole, 3, 3);

@@ -9,6 +9,7 @@
 #include <10_offload/offloaded.hpp>
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/same_bits.hpp>
@@ -18,7 +19,6 @@
 #include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::testing {
@@ -71,7 +71,7 @@ struct OffloadRun {
       : OffloadRun(communicator, device, config, dtype, adamw_of(dtype)) {}
 
   static Toy moved(at::Device device, at::ScalarType dtype, std::size_t layers) {
-    Toy toy(nn::MlpConfig{.hidden = std::vector<std::int64_t>(layers, 61), .dtype = dtype});
+    Toy toy(tools::MlpConfig{.hidden = std::vector<std::int64_t>(layers, 61), .dtype = dtype});
     move_to(device, *toy.model);
     return toy;
   }
@@ -189,7 +189,7 @@ std::vector<Program> programs() {
            false,
            [](EngineConfig&) {},
            [](OffloadRun& run) { run.steps(0, 3); },
-           optim::sgd({.learning_rate = 0.1, .momentum = 0.9})}};
+           sgd(0.1)}};
 }
 
 TEST_P(EmulatedOffload, HasTheBitsOfStatesOnTheDevice) {

@@ -3,9 +3,9 @@
 #include <ATen/ops/ones.h>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -169,8 +169,8 @@ TEST_F(Refused, AnotherModelOrOptimizerOrDtype) {
                 HasSubstr("it is of another model"));
     EXPECT_THAT(refusal([](SessionOptions& o) { o.model.parts = "anfsgta"; }),
                 HasSubstr("is missing; the model has it"));
-    EXPECT_THAT(refusal([](SessionOptions& o) { o.optimizer = optim::sgd(); }),
-                HasSubstr("its optimizer is AdamW, that of this run SGD"));
+    EXPECT_THAT(refusal([](SessionOptions& o) { o.optimizer = sgd(); }),
+                HasSubstr("its optimizer is AdamW, that of this run torch SGD"));
   });
 }
 

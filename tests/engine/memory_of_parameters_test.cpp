@@ -19,6 +19,7 @@
 #include <tests/support/average_over_ranks.hpp>
 #include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
@@ -26,7 +27,6 @@
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
@@ -73,8 +73,7 @@ struct OddRun {
     for (const at::Tensor& buffer : net.buffers()) {
       if (rank > 0) memory::raw(buffer).zero_();  // rank 0's values count
     }
-    engine =
-        std::make_unique<Engine>(net, communicator, optim::sgd({.learning_rate = 0.1}), options);
+    engine = std::make_unique<Engine>(net, communicator, sgd(0.1), options);
   }
   void steps(int first, int last) {
     for (int s = first; s < last; ++s) {
@@ -154,7 +153,7 @@ std::vector<at::Tensor> plainly_trained(int ranks, const OddChange& change, int 
   OddNet net;
   change(net);
   const std::vector<at::Tensor> parameters = parameters_of(net);
-  const auto optimizer = optim::sgd({.learning_rate = 0.1})(parameters);
+  const auto optimizer = sgd(0.1)(parameters);
   for (int s = 0; s < steps; ++s) {
     average_over_ranks(parameters, ranks,
                        [&](int rank) { net.loss(odd_batch(rank, s)).backward(); });

@@ -29,7 +29,6 @@
 #include <tests/support/whole_state.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
@@ -342,8 +341,8 @@ TEST(OffloadFaults, AFolderThatARankDoesNotHaveAndAnotherOptimizerAreErrorsOnAll
     refused(folder / "missing", {"cannot be kept in " + (folder / "missing").string()});
     refused(folder / (communicator.rank() == 0 ? "missing" : "states"),
             {"the options of the strategy", "rank 0 has", "missing", "rank 1 has", "states"});
-    expect_error([&] { OffloadRun(communicator, offloaded(3, folder / "states"), optim::sgd()); },
-                 {"the states of SGD cannot be offloaded", "optim::adamw()"});
+    expect_error([&] { OffloadRun(communicator, offloaded(3, folder / "states"), sgd()); },
+                 {"the states of torch SGD cannot be offloaded", "optim::adamw()"});
     // Ranks are processes: "states" is another folder for rank 1, as on another host.
     std::filesystem::current_path(communicator.rank() == 0 ? folder.path() : folder / "states");
     refused("states", {"rank 1 has", "cannot be kept in states: No such file or directory"});

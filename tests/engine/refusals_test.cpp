@@ -25,7 +25,6 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::testing {
@@ -383,7 +382,6 @@ TEST(Refusals, OfEnginesThatCannotBeMade) {
     refused({}, optim::adamw({.beta2 = -0.5}), from_zero("beta2 is -0.5") + " to below 1");
     refused({}, optim::adamw({.epsilon = -1}), from_zero("epsilon is -1"));
     refused({}, optim::adamw({.weight_decay = kNan}), from_zero("weight_decay is nan"));
-    refused({}, optim::sgd({.momentum = -1}), from_zero("momentum is -1"));
     const std::string none = "there is no optimizer: the function that makes it returned none";
     refused({}, {}, none);
     refused(

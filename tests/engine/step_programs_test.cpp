@@ -25,7 +25,6 @@
 #include <tests/support/states.hpp>
 #include <tests/support/thrown_by.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
@@ -211,17 +210,17 @@ TEST_P(StepPrograms, MemoryIsThatOfTheFormulasAfterOtherBackwardsAndFreezing) {
 TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     const int ranks = communicator.size(), rank = communicator.rank();
-    const auto sgd = optim::sgd({.learning_rate = 0.1});
+    const auto make = sgd(0.1);
     for (const bool even : {false, true}) {
       const auto samples = [&](int m, int r) { return even ? 4 : 1 + (2 * m + 3 * r) % 7; };
       for (const int micro_batches : {1, 2, 3}) {
         SCOPED_TRACE(fmt::format("{} {} micro-batches", micro_batches, even ? "even" : "uneven"));
-        EngineRun run(communicator, {.stage = stage, .accumulation_steps = micro_batches}, sgd);
+        EngineRun run(communicator, {.stage = stage, .accumulation_steps = micro_batches}, make);
         Toy toy, whole = Toy::alone();
-        const auto ddp = make_strategy("ddp", {*toy.model, communicator, sgd, &toy.values});
+        const auto ddp = make_strategy("ddp", {*toy.model, communicator, make, &toy.values});
         tools::Trainer trainer(*ddp, losses_of(*ddp));
         const std::vector<at::Tensor> expected = parameters_of(*whole.model);
-        const auto optimizer = sgd(expected);
+        const auto optimizer = make(expected);
         for (int first = 0; first < 3 * micro_batches; first += micro_batches) {
           std::vector<data::Batch> mine, all;
           for (int m = first; m < first + micro_batches; ++m) {

@@ -21,8 +21,6 @@
 #include <zero/io/checkpoint.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
-#include <zero/optim/sgd.hpp>
-#include <zero/optim/wide_sum.hpp>
 #include <zero/train/loop/step.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -32,7 +30,7 @@ namespace zero::testing {
 namespace {
 
 optim::OptimizerFactory optimizer_of(const Program& program) {
-  optim::OptimizerFactory make = optim::sgd({.learning_rate = 0.01});
+  optim::OptimizerFactory make = sgd(0.01);
   if (program.optimizer == "adamw") make = optim::adamw({.learning_rate = 0.01});
   if (program.optimizer == "adam")
     make = wrapped<torch::optim::Adam>(torch::optim::AdamOptions(0.01));

@@ -10,11 +10,10 @@
 #include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
+#include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
@@ -117,13 +116,13 @@ TEST(MixedPrecisionNative, Float16AddsInFloat32) {
 
 // Sizes that are multiples of 64 on up to 8 ranks, so that there is no padding: 1,050,624
 // parameters in four units of 262,656.
-const nn::MlpConfig kEven{
+const tools::MlpConfig kEven{
     .inputs = 512, .hidden = {512, 512, 512}, .outputs = 512, .dtype = at::kBFloat16};
 
 // Bytes of this rank at rest, by the allocator, after a step of `mode`.
 train::ModelStateBytes measure(dist::Communicator& communicator, const std::string& mode) {
   const memory::Snapshot before = memory::snapshot();
-  const auto model = make_deferred<nn::Mlp>(kEven);
+  const auto model = make_deferred<tools::Mlp>(kEven);
   nn::SeededValues values(1);
   const auto strategy = make_strategy(
       mode, {*model, communicator, optim::with_master_weights(optim::adamw()), &values, ""});

@@ -12,6 +12,7 @@
 
 #include <tests/support/batch_model.hpp>
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
@@ -19,7 +20,6 @@
 #include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/optim/sgd.hpp>
 
 #include "on_device.hpp"
 
@@ -38,10 +38,10 @@ struct Trained {
         model(moved_model(device, dtype)),
         engine(*model, communicator, optimizer, config) {}
 
-  static std::shared_ptr<nn::Mlp> moved_model(at::Device device, at::ScalarType dtype) {
-    nn::MlpConfig config;
+  static std::shared_ptr<tools::Mlp> moved_model(at::Device device, at::ScalarType dtype) {
+    tools::MlpConfig config;
     config.dtype = dtype;
-    auto model = std::make_shared<nn::Mlp>(config);
+    auto model = std::make_shared<tools::Mlp>(config);
     nn::SeededValues values(/*seed=*/5);
     nn::initialize_parameters(*model, values);
     model->to(device);
@@ -75,7 +75,7 @@ struct Trained {
   int rank;
   at::Device device;
   Toy toy;
-  std::shared_ptr<nn::Mlp> model;
+  std::shared_ptr<tools::Mlp> model;
   Engine engine;
 };
 
@@ -87,9 +87,9 @@ TEST_P(EngineOn, StagesClipToTheSameBitsAndAsTheCpuDoes) {
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
       const EngineConfig config{.stage = stage, .accumulation_steps = 2, .clip_norm = 0.05};
-      const auto sgd = optim::sgd({.learning_rate = 0.1});
-      Trained here(communicator, device(), config, at::kFloat, sgd);
-      Trained on_cpu(communicator, at::kCPU, config, at::kFloat, sgd);
+      const auto make = sgd(0.1);
+      Trained here(communicator, device(), config, at::kFloat, make);
+      Trained on_cpu(communicator, at::kCPU, config, at::kFloat, make);
       for (int s = 0; s < 6; ++s) EXPECT_EQ(here.step(s), on_cpu.step(s));
       EXPECT_EQ(here.engine.steps(), 3);
       EXPECT_GT(here.engine.gradient_norm(), 0.05F);

@@ -12,8 +12,8 @@
 #include <functional>
 #include <limits>
 
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/session.hpp>
-#include <zero/optim/sgd.hpp>
 
 #include "own_modes.hpp"
 
@@ -117,8 +117,7 @@ std::vector<std::pair<optim::OptimizerFactory, TorchOptimizer>> optimizers() {
   namespace to = torch::optim;
   return {{optim::adamw({.learning_rate = 0.01, .weight_decay = 0.1}),
            of_libtorch<to::AdamW>(to::AdamWOptions(0.01).weight_decay(0.1))},
-          {optim::sgd({.learning_rate = 0.05, .momentum = 0.9}),
-           of_libtorch<to::SGD>(to::SGDOptions(0.05).momentum(0.9))}};
+          {sgd(0.05), of_libtorch<to::SGD>(to::SGDOptions(0.05).momentum(0.9))}};
 }
 
 // Three steps of two micro-batches; the loss of the second leaves the last part out.

@@ -29,10 +29,7 @@ ZERO_TESTS_ON_RANKS(Parity, 1, 2, 3, 4, 8);
 
 TEST_P(Parity, AdamW) { expect_like_chapter_00(GetParam(), {}); }
 
-TEST_P(Parity, Sgd) {
-  expect_like_chapter_00(GetParam(),
-                         {.optimizer = optim::sgd({.learning_rate = 0.05, .momentum = 0.9})});
-}
+TEST_P(Parity, Sgd) { expect_like_chapter_00(GetParam(), {.optimizer = sgd(0.05)}); }
 
 TEST_P(Parity, ClippedGradients) {
   expect_like_chapter_00(GetParam(), {.steps = 3, .clip_norm = 0.05});

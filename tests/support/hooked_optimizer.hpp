@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/optim/sgd.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -67,6 +69,10 @@ optim::OptimizerFactory wrapped(const Options& options) {
   return [options](const std::vector<at::Tensor>& parameters) {
     return optim::wrap(std::make_unique<Optimizer>(parameters, options));
   };
+}
+
+inline optim::OptimizerFactory sgd(double learning_rate = 0.01, double momentum = 0.9) {
+  return wrapped<torch::optim::SGD>(torch::optim::SGDOptions(learning_rate).momentum(momentum));
 }
 
 }  // namespace zero::testing

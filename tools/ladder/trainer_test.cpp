@@ -8,10 +8,10 @@
 #include <limits>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/optim/sgd.hpp>
 #include <zero/train/loop/loss_scale.hpp>
 
 namespace zero::tools {
@@ -65,8 +65,7 @@ class Diary final : public train::Strategy {
 
 struct Bench {
   explicit Bench(dist::Communicator& communicator, train::StepOptions options = {})
-      : diary({*toy.model, communicator, optim::sgd({.learning_rate = 0.1, .momentum = 0}),
-               &toy.values, ""}),
+      : diary({*toy.model, communicator, testing::sgd(0.1, 0.0), &toy.values, ""}),
         trainer(diary, losses_of(*toy.model), options) {}
 
   Toy toy;

@@ -34,7 +34,7 @@ TEST(MasterWeights, RememberUpdatesTooSmallForTheParameter) {
     }
     return weight[0].item<double>();
   };
-  const OptimizerFactory plain = sgd({.learning_rate = 1e-3, .momentum = 0.0});
+  const OptimizerFactory plain = testing::sgd(1e-3, 0.0);
   // The last bit of 1 is worth 2^-8 downwards: a thousandth is rounded away, fifty times.
   EXPECT_EQ(train(plain), 1.0);
   EXPECT_NEAR(train(with_master_weights(plain)), 0.95, 0.002);
@@ -43,8 +43,7 @@ TEST(MasterWeights, RememberUpdatesTooSmallForTheParameter) {
 // The elements that were written, in place; others keep what the parameter's type cannot hold.
 TEST(MasterWeights, FollowWhatIsWrittenIntoTheParameter) {
   const at::Tensor weight = at::ones({8}, at::kBFloat16).requires_grad_();
-  const auto optimizer =
-      with_master_weights(sgd({.learning_rate = 1e-3, .momentum = 0.0}))({weight});
+  const auto optimizer = with_master_weights(testing::sgd(1e-3, 0.0))({weight});
   const auto expect_masters_after_step = [&](double first, double second) {
     weight.mutable_grad() = at::ones({8}, at::kBFloat16);
     optimizer->step();
@@ -172,9 +171,9 @@ TEST(MasterWeights, DivideByTheScaleWithoutRounding) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
     const at::Tensor a = trainable(random({37}, 1, dtype)), b = trainable(a.detach());
     // Not AdamW, to whose steps the scale makes hardly a difference.
-    const auto scaled = with_master_weights(sgd())({trainable(a.detach())});
+    const auto scaled = with_master_weights(testing::sgd())({trainable(a.detach())});
     scaled->replace([&](const at::Tensor&) { return a; });  // as a shard takes a parameter's place
-    const auto plain = with_master_weights(sgd())({b});
+    const auto plain = with_master_weights(testing::sgd())({b});
     scaled->set_gradient_scale(1024);
     for (std::uint64_t step = 0; step < 3; ++step) {
       b.mutable_grad() = random({37}, step, dtype);

@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include <zero/optim/norm.hpp>
-#include <zero/optim/wide_sum.hpp>
 
 namespace zero::optim {
 namespace {
@@ -24,6 +23,16 @@ double largest_magnitude(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return 0;
   const auto [least, most] = at::aminmax(tensor.flatten());  // both NaN if one element is
   return std::max(std::abs(least.item<double>()), std::abs(most.item<double>()));
+}
+
+// Calls add(index, element) for each element, in order.
+template <typename Add>
+void for_each_element(const at::Tensor& tensor, const Add& add) {
+  const at::Tensor dense = tensor.contiguous();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "norm", [&] {
+    const scalar_t* data = dense.const_data_ptr<scalar_t>();
+    for (std::int64_t i = 0; i < dense.numel(); ++i) add(i, static_cast<double>(data[i]));
+  });
 }
 
 }  // namespace
@@ -54,17 +63,11 @@ std::vector<double> detail::norms_by_list(const std::vector<at::Tensor>& tensors
 // that depends on the size of a tensor and on the processor.
 double squared_norm(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) return squared_norms({tensor}).front();
-  const at::Tensor dense = tensor.contiguous();
   // Eight independent sums; which element goes into which never changes.
   std::array<double, 8> sums{};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "squared_norm",
-                                  [&] {
-                                    const scalar_t* data = dense.const_data_ptr<scalar_t>();
-                                    for (std::int64_t i = 0; i < dense.numel(); ++i) {
-                                      const auto value = static_cast<double>(data[i]);
-                                      sums[static_cast<std::size_t>(i % 8)] += value * value;
-                                    }
-                                  });
+  for_each_element(tensor, [&sums](std::int64_t i, double value) {
+    sums[static_cast<std::size_t>(i % 8)] += value * value;
+  });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
@@ -75,6 +78,19 @@ std::vector<double> squared_norms(const std::vector<at::Tensor>& tensors) {
     for (double& norm : all) norm *= norm;
   } else {
     for (const at::Tensor& tensor : tensors) all.push_back(squared_norm(tensor));
+  }
+  return all;
+}
+
+std::vector<WideSum> wide_squared_norms(const std::vector<at::Tensor>& tensors) {
+  std::vector<WideSum> all;
+  if (!tensors.empty() && !tensors.front().is_cpu()) {
+    for (const double square : squared_norms(tensors)) all.emplace_back(square, 0);
+    return all;
+  }
+  for (const at::Tensor& tensor : tensors) {
+    WideSum& sum = all.emplace_back();
+    for_each_element(tensor, [&sum](std::int64_t, double value) { sum.add(value * value); });
   }
   return all;
 }

@@ -1,7 +1,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <fmt/format.h>
 
-#include <limits>
+#include <cmath>
 
 #include <zero/base/error.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -51,19 +51,14 @@ void Optimizer::check_rates(const std::vector<double>& rates, std::size_t groups
 }
 
 void check_settings(const Optimizer::Settings& settings) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const std::map<std::string, double> limits = {{"learning_rate", kInfinity},
-                                                {"weight_decay", kInfinity},
-                                                {"epsilon", kInfinity},
-                                                {"momentum", kInfinity},
-                                                {"beta1", 1},
-                                                {"beta2", 1}};
   for (const auto& group : settings.groups) {
     for (const auto& [name, value] : group) {
-      const auto limit = limits.find(name);
-      if (limit == limits.end() || (value >= 0 && value < limit->second)) continue;
+      const bool is_beta = name == "beta1" || name == "beta2";
+      const bool checked =
+          is_beta || name == "learning_rate" || name == "weight_decay" || name == "epsilon";
+      if (!checked || (value >= 0 && std::isfinite(value) && (!is_beta || value < 1))) continue;
       throw Error(fmt::format("the optimizer's {} is {}; it must be a number from 0{}", name, value,
-                              limit->second == 1 ? " to below 1" : ""));
+                              is_beta ? " to below 1" : ""));
     }
   }
 }

@@ -134,8 +134,8 @@ class Optimizer {
   static void check_rates(const std::vector<double>& rates, std::size_t groups);
 };
 
-/// Throws zero::Error that names the number if a learning rate, weight decay, epsilon or momentum
-/// is not a finite number from 0, or a beta not one from 0 to below 1.
+/// Throws zero::Error that names the number if a learning rate, weight decay or epsilon is not a
+/// finite number from 0, or a beta not one from 0 to below 1.
 void check_settings(const Optimizer::Settings& settings);
 
 /// Makes an optimizer over the given trainable parameters (registration order).

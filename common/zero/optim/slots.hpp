@@ -68,7 +68,6 @@ class Slots {
   std::size_t index_of(const Slot& slot) const {
     return static_cast<std::size_t>(&slot - slots_.data());
   }
-  bool empty() const { return slots_.empty(); }
   auto begin() { return slots_.begin(); }
   auto end() { return slots_.end(); }
   auto begin() const { return slots_.begin(); }

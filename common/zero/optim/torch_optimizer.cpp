@@ -217,8 +217,11 @@ class TorchOptimizer final : public Optimizer {
   std::unique_ptr<to::Optimizer> optimizer_;
 };
 
-template <typename Options, typename State>
+// Null if it is of another class. A class derived from this one may keep more than is known here.
+template <typename Torch, typename Options, typename State>
 std::unique_ptr<Optimizer> wrapped(const char* name, std::unique_ptr<to::Optimizer>& optimizer) {
+  const to::Optimizer& known = *optimizer;
+  if (typeid(known) != typeid(Torch)) return nullptr;
   return std::make_unique<TorchOptimizer<Options, State>>(name, std::move(optimizer));
 }
 
@@ -226,27 +229,22 @@ std::unique_ptr<Optimizer> wrapped(const char* name, std::unique_ptr<to::Optimiz
 
 std::unique_ptr<Optimizer> wrap(std::unique_ptr<torch::optim::Optimizer> optimizer) {
   if (optimizer == nullptr) throw Error("optim::wrap() of no optimizer: the pointer is null");
-  // Exactly these: a class derived from one of them may keep more than is known here.
-  const to::Optimizer& known = *optimizer;
-  const std::type_info& type = typeid(known);
-  if (type == typeid(to::SGD)) return wrapped<to::SGDOptions, to::SGDParamState>("SGD", optimizer);
-  if (type == typeid(to::Adam)) {
-    return wrapped<to::AdamOptions, to::AdamParamState>("Adam", optimizer);
+  using Wrapping = std::unique_ptr<Optimizer> (*)(const char*, std::unique_ptr<to::Optimizer>&);
+  constexpr std::pair<const char*, Wrapping> kKnown[] = {
+      {"SGD", &wrapped<to::SGD, to::SGDOptions, to::SGDParamState>},
+      {"Adam", &wrapped<to::Adam, to::AdamOptions, to::AdamParamState>},
+      {"AdamW", &wrapped<to::AdamW, to::AdamWOptions, to::AdamWParamState>},
+      {"Adagrad", &wrapped<to::Adagrad, to::AdagradOptions, to::AdagradParamState>},
+      {"RMSprop", &wrapped<to::RMSprop, to::RMSpropOptions, to::RMSpropParamState>}};
+  for (const auto& [name, wrapping] : kKnown) {
+    if (auto ours = wrapping(name, optimizer)) return ours;
   }
-  if (type == typeid(to::AdamW)) {
-    return wrapped<to::AdamWOptions, to::AdamWParamState>("AdamW", optimizer);
-  }
-  if (type == typeid(to::Adagrad)) {
-    return wrapped<to::AdagradOptions, to::AdagradParamState>("Adagrad", optimizer);
-  }
-  if (type == typeid(to::RMSprop)) {
-    return wrapped<to::RMSpropOptions, to::RMSpropParamState>("RMSprop", optimizer);
-  }
+  const to::Optimizer& other = *optimizer;
   throw Error(fmt::format(
       "optim::wrap() cannot take {}: it takes Adagrad, Adam, AdamW, RMSprop and SGD of "
       "torch::optim, whose updates are of each element by itself and whose state it can save; for "
       "another derive a class from zero::optim::Optimizer",
-      c10::demangle(type.name())));
+      c10::demangle(typeid(other).name())));
 }
 
 }  // namespace zero::optim

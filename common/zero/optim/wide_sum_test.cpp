@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include <zero/optim/wide_sum.hpp>
+#include <zero/optim/norm.hpp>
 
 namespace zero::optim {
 namespace {

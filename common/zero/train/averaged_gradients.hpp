@@ -11,8 +11,8 @@
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/optim/norm.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/optim/wide_sum.hpp>
 #include <zero/train/placement.hpp>
 #include <zero/train/stage_of_model.hpp>
 

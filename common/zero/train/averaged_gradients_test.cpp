@@ -2,10 +2,10 @@
 
 #include <cmath>
 
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/distributed/statement.hpp>
-#include <zero/optim/sgd.hpp>
 #include <zero/train/averaged_gradients.hpp>
 
 namespace zero::train {
@@ -52,7 +52,7 @@ struct Averages {
   const StageOfModel stage{list, nullptr};
   const dist::Mesh mesh{ranks};
   Placements placements;
-  std::unique_ptr<optim::Optimizer> optimizer = optim::sgd()(toy.model->parameters());
+  std::unique_ptr<optim::Optimizer> optimizer = testing::sgd()(toy.model->parameters());
   AveragedGradients gradients;
 };
 

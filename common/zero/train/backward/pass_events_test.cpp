@@ -17,11 +17,11 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/unit.hpp>
-#include <zero/optim/sgd.hpp>
 #include <zero/train/strategy.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -107,7 +107,7 @@ class Diary final : public Strategy {
 // calls of its own.
 struct Events {
   Events(torch::nn::Module& model, dist::Communicator& communicator)
-      : diary({model, communicator, optim::sgd({.learning_rate = 0.1, .momentum = 0})}) {}
+      : diary({model, communicator, testing::sgd(0.1, 0.0)}) {}
   at::Tensor forward(const std::function<at::Tensor()>& pass) {
     const at::Tensor result = diary.forward(pass, /*loss_terms=*/1);
     note("forward");

@@ -1,10 +1,9 @@
-// The fused optimizers against LibTorch's own and, for shards, against themselves on whole tensors;
+// The fused AdamW against LibTorch's own and, for shards, against themselves on whole tensors;
 // and norms of gradients.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
 
@@ -12,7 +11,6 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/optim/sgd.hpp>
 
 namespace zero::optim {
 namespace {
@@ -62,22 +60,6 @@ TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
     EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
     for (const at::Tensor& other : results) EXPECT_FALSE(at::allclose(ours, other, 1e-4, 1e-5));
     results.push_back(ours.detach().clone());
-  }
-}
-
-TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
-  for (const double momentum : {0.9, 0.0}) {
-    at::manual_seed(2);
-    const at::Tensor start = at::randn({19});
-    const at::Tensor ours = parameter(start);
-    const at::Tensor theirs = parameter(start);
-    const auto fused =
-        sgd({.learning_rate = 0.1, .momentum = momentum, .weight_decay = 0.01})({ours});
-    torch::optim::SGD reference(
-        {theirs}, torch::optim::SGDOptions(0.1).momentum(momentum).weight_decay(0.01));
-    SCOPED_TRACE(momentum);
-    expect_same_updates(ours, *fused, theirs, reference);
-    EXPECT_EQ(fused->state(ours).size(), momentum == 0.0 ? 0U : 1U);
   }
 }
 
