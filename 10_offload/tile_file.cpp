@@ -14,7 +14,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/system_call.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "tile_file.hpp"
@@ -30,7 +29,7 @@ std::string reason(int code) { return std::generic_category().message(code); }
 std::string problem(const char* what, std::int64_t bytes, const auto& move) {
   for (std::int64_t at = 0; at < bytes; at += kMostAtOnce) {
     const auto some = static_cast<std::size_t>(std::min(bytes - at, kMostAtOnce));
-    const ssize_t moved = base::uninterrupted([&] { return move(at, some); });
+    const ssize_t moved = TEMP_FAILURE_RETRY(move(at, some));
     if (moved < 0) return reason(errno);
     if (static_cast<std::size_t>(moved) < some) {
       return fmt::format("{} of {} bytes were {}", at + moved, bytes, what);
@@ -141,8 +140,7 @@ void TileFile::forget() {
 }
 
 void TileFile::prepare() {
-  if (end_ > reserved_ &&
-      base::uninterrupted([&] { return ::fallocate(file_, 0, 0, end_); }) != 0 &&
+  if (end_ > reserved_ && TEMP_FAILURE_RETRY(::fallocate(file_, 0, 0, end_)) != 0 &&
       errno != EOPNOTSUPP) {  // some file systems cannot: there each write may fail
     fail(fmt::format("{} bytes are needed there: {}", end_, reason(errno)));
   }

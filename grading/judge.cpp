@@ -7,7 +7,7 @@
 #include <regex>
 #include <tuple>
 
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 
 #include "small_formulas.hpp"
 

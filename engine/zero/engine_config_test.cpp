@@ -268,11 +268,6 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
   EXPECT_EQ(options_of("engine1:offload=/disk").offload, "/disk");
   EXPECT_EQ(options_of("engine1:offload=host").offload, "host");
   EXPECT_EQ(options_of("engine1").offload, "none");
-  for (const auto& read :
-       {std::function([] { options_of("engine1:offload=host:offload_delay_after=40"); }),
-        std::function([] { engine_config(R"({"offload_delay_after": 40})"); })}) {
-    expect_error(read, {"offload_delay_after was removed: updates are made in their step"});
-  }
   EXPECT_EQ(config.offload_parameters, "none");
   EXPECT_EQ(options_of("engine3:offload_parameters=/disk").offload_parameters, "/disk");
   expect_error([] { engine_config(R"({"offload_parameters": 3})"); },

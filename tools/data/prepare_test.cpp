@@ -133,7 +133,7 @@ TEST_F(PrepareWithTokenizers, ForReviews) {
   EXPECT_EQ(whole.tokens.vocabulary(), 11);
   EXPECT_EQ(whole.pad_id, 1);
   EXPECT_EQ(whole.tokens.tokenizer_fingerprint(),
-            base::to_hex(base::Sha256().add(std::string(kTokenizer)).digest()));
+            base::Sha256().add(std::string(kTokenizer)).hex());
   EXPECT_EQ(text_labelled(whole, 4), (Ids{2, 8, 3, 5, 6, 9}));
   EXPECT_EQ(text_labelled(whole, 0), (Ids{2, 4, 7}));
   EXPECT_EQ(text_labelled(whole, 2), (Ids{2, 5}));

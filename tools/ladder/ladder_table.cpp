@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <tools/support/table.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 
 #include "ladder_report.hpp"
 

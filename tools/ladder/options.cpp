@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <tools/ladder/data/dataset.hpp>
+#include <tools/models/presets.hpp>
 #include <tools/support/arguments.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
@@ -49,7 +50,7 @@ CLI::Option* number(CLI::App& app, const char* name, Number& value,
 
 void add_model_options(CLI::App& app, Options& o) {
   choice(app, "--task", o.task, {"text", "reviews"}, "language model or 5-class classifier");
-  choice(app, "--model", o.model, nn::preset_names(), "without it the largest that fits");
+  choice(app, "--model", o.model, tools::preset_names(), "without it the largest that fits");
   text(app, "--weights", o.weights, "folder of save_pretrained: model and first values")
       ->excludes("--model");
   app.add_option(
@@ -230,7 +231,7 @@ std::string problem_of_mesh(const Options& o) {
 
 nn::LlamaConfig Options::config() const {
   nn::LlamaConfig config =
-      weights.empty() ? nn::preset(model) : nn::llama_config_from_json(weights_config);
+      weights.empty() ? tools::preset(model) : nn::llama_config_from_json(weights_config);
   if (reviews()) config.classes = data::kReviewClasses;
   if (mixed()) config.dtype = at::kBFloat16;
   return config;
@@ -265,13 +266,7 @@ Options parse(int argc, char** argv) {
   add_output_options(app, o);
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
-  tools::parse_arguments(
-      app, "ladder", argc, argv,
-      {{"--epochs", "--steps says how long a run is"},
-       {"--validation", "Engine::evaluate() has a program's own"},
-       {"--pipeline-schedule", "it is 1F1B; ./run step 09 --small 4 gpipe shows the other"},
-       {"--assume-free-memory",
-        "without --model the ladder takes the largest that is known to fit"}});
+  tools::parse_arguments(app, "ladder", argc, argv);
   if (app.count("--offload") > 0) {
     o.modes.push_back("engine3:offload=" +
                       (o.offload.empty() ? fs::temp_directory_path().string() : o.offload));
@@ -296,7 +291,7 @@ Options parse(int argc, char** argv) {
       o.fake.size > 0) {
     o.compute_alone = false;
   }
-  if (!o.weights.empty()) o.weights_config = nn::read_config_text(o.weights);
+  if (!o.weights.empty()) o.weights_config = tools::read_config_text(o.weights);
   if (!o.weights.empty()) nn::llama_config_from_json(o.weights_config);  // refuses other models
   return o;
 }

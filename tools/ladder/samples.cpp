@@ -53,7 +53,7 @@ void check_tokenizer(const data::TokenStream& tokens, const Options& options) {
   const fs::path path = fs::path(options.weights) / "tokenizer.json";
   std::error_code ignored;
   if (options.weights.empty() || !fs::is_regular_file(path, ignored)) return;
-  const std::string wanted = base::to_hex(base::MappedFile(path, path.string()).sha256());
+  const std::string wanted = base::MappedFile(path, path.string()).sha256();
   if (wanted == tokens.tokenizer_fingerprint()) return;
   throw Error(
       fmt::format("the tokens of the data were made by the tokenizer {:.12}…, the model's is {} "

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include <zero/base/error.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 
 namespace zero::plan {
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include <tools/models/presets.hpp>
 #include <tools/support/arguments.hpp>
 #include <zero/base/error.hpp>
 
@@ -90,18 +91,10 @@ Request read_options(int argc, const char* const* argv) {
   add_model_and_run(app, request, words);
   add_mesh_and_hosts(app, request);
   add_machine(app, request);
-  tools::parse_arguments(
-      app, "plan", argc, argv,
-      {{"--weights", "--parameters and --layers have a model's size, --model a preset"},
-       {"--optimizer", "it is AdamW"},
-       {"--stage", "the tables have a row for each stage"},
-       {"--overhead", "the break-even batch is that of 5 %"},
-       {"--sequence-parallel", "08_tensor_parallel/activations.md has what it keeps and sends"},
-       {"--partition-activations", "08_tensor_parallel/activations.md has what it keeps and sends"},
-       {"--pipeline-schedule", "it is 1F1B; 09_pipeline/README.md has GPipe beside it"}});
+  tools::parse_arguments(app, "plan", argc, argv);
   request.policy = words.dtype == "fp32" ? fp32() : mixed();
   request.model = words.parameters > 0 ? model_of_size(words.parameters, words.layers)
-                                       : model_of(nn::preset(words.preset), words.preset);
+                                       : model_of(tools::preset(words.preset), words.preset);
   return request;
 }
 

@@ -7,7 +7,7 @@
 
 #include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 
 #include "exposed_time.hpp"
 

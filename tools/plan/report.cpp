@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <tools/support/table.hpp>
-#include <zero/base/thousands.hpp>
+#include <zero/base/names.hpp>
 
 #include "program.hpp"
 

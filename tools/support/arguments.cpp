@@ -11,6 +11,7 @@
 #include <limits>
 
 #include <zero/base/error.hpp>
+#include <zero/base/names.hpp>
 #include <zero/distributed/environment.hpp>
 
 namespace zero::tools {
@@ -18,18 +19,14 @@ namespace zero::tools {
 namespace {
 
 // CLI11 names unexpected arguments, but not the known ones.
-std::string explain_extras(const CLI::App& app, std::initializer_list<base::Removed> removed) {
+std::string explain_extras(const CLI::App& app) {
   std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
   for (const std::string& extra : app.remaining()) {
     if (!extra.starts_with('-')) continue;
-    const std::string name = extra.substr(0, extra.find('='));
-    for (const base::Removed& gone : removed) {
-      if (gone.name == name) return fmt::format("{} was removed: {}", name, gone.instead);
-    }
-    return base::unknown_name_message("option", name, known);
+    return base::unknown_name_message("option", extra.substr(0, extra.find('=')), known);
   }
   return fmt::format("'{}' is not expected here: options begin with --",
                      fmt::join(app.remaining(), " "));
@@ -53,13 +50,12 @@ void check_arguments(int argc, const char* const* argv) {
   }
 }
 
-void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv,
-                     std::initializer_list<base::Removed> removed) {
+void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv) {
   check_arguments(argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
-    fmt::print(stderr, "{}: {}\n", program, explain_extras(app, removed));
+    fmt::print(stderr, "{}: {}\n", program, explain_extras(app));
     std::exit(kWrongUsage);
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);

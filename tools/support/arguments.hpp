@@ -1,9 +1,6 @@
 #pragma once
 
-#include <initializer_list>
 #include <string>
-
-#include <zero/base/names.hpp>
 
 namespace CLI {
 class App;
@@ -22,9 +19,8 @@ inline constexpr int kWrongUsage = 2;
 
 /// Reads the command line as CLI11 does, after check_arguments(). If help was asked for or the line
 /// is wrong, prints the help, or `program`, the error and what would be right, and ends the
-/// program. `removed`: options that an earlier release of this program had.
-void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv,
-                     std::initializer_list<base::Removed> removed = {});
+/// program.
+void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv);
 
 /// For CLI11's check(): the error for a number's text if it is NaN, else "". CLI::Range accepts
 /// NaN.

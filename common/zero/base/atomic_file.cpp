@@ -10,7 +10,6 @@
 
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/system_call.hpp>
 
 namespace zero::base {
 namespace {
@@ -48,8 +47,8 @@ fs::path target_of(const fs::path& path) {
 AtomicFile::AtomicFile(const fs::path& path) : path_(path), temporary_(temporary_name(path)) {
   std::error_code ignored;
   if (!path.has_filename() || fs::is_directory(path, ignored)) refuse_folder(path);
-  file_ = uninterrupted(
-      [&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
+  file_ = static_cast<int>(TEMP_FAILURE_RETRY(
+      ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)));
   if (file_ < 0) fail("cannot be created", errno);
 }
 
@@ -71,13 +70,12 @@ void AtomicFile::fail(const char* step, int code) const {
 
 void AtomicFile::reserve(std::int64_t size) {
   if (size == 0) return;
-  if (uninterrupted([&] { return ::fallocate(file_, /*mode=*/0, /*offset=*/0, size); }) == 0)
-    return;
+  if (TEMP_FAILURE_RETRY(::fallocate(file_, /*mode=*/0, /*offset=*/0, size)) == 0) return;
   // Some file systems cannot reserve; on them a full disk shows only when bytes are written.
   if (errno != EOPNOTSUPP && errno != ENOSYS) {
     fail(fmt::format("needs {} bytes, which cannot be reserved", size).c_str(), errno);
   }
-  if (uninterrupted([&] { return ::ftruncate(file_, size); }) != 0) {
+  if (TEMP_FAILURE_RETRY(::ftruncate(file_, size)) != 0) {
     fail("cannot be made long enough", errno);
   }
 }
@@ -85,8 +83,8 @@ void AtomicFile::reserve(std::int64_t size) {
 void AtomicFile::write(const void* data, std::int64_t size, std::int64_t offset) {
   const char* next = static_cast<const char*>(data);
   while (size > 0) {
-    const auto written = uninterrupted(
-        [&] { return ::pwrite(file_, next, static_cast<std::size_t>(size), offset); });
+    const auto written =
+        TEMP_FAILURE_RETRY(::pwrite(file_, next, static_cast<std::size_t>(size), offset));
     if (written < 0) fail("cannot be written", errno);
     next += written;
     offset += written;
@@ -95,7 +93,7 @@ void AtomicFile::write(const void* data, std::int64_t size, std::int64_t offset)
 }
 
 void AtomicFile::complete() {
-  if (uninterrupted([&] { return ::fsync(file_); }) != 0) {
+  if (TEMP_FAILURE_RETRY(::fsync(file_)) != 0) {
     fail("cannot be brought to the disk", errno);
   }
   const int closed = ::close(std::exchange(file_, -1));
@@ -109,9 +107,9 @@ void AtomicFile::publish() {
 }
 
 void sync_folder(const fs::path& folder) {
-  const int file =
-      uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-  const int code = file >= 0 && uninterrupted([&] { return ::fsync(file); }) == 0 ? 0 : errno;
+  const int file = static_cast<int>(
+      TEMP_FAILURE_RETRY(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
+  const int code = file >= 0 && TEMP_FAILURE_RETRY(::fsync(file)) == 0 ? 0 : errno;
   if (file >= 0) ::close(file);
   // Not every file system can sync a folder; nothing more can be done there.
   if (code == 0 || code == EINVAL) return;

@@ -15,6 +15,8 @@
 namespace zero::base {
 namespace {
 
+using Json = nlohmann::json;
+
 constexpr double kMib = 1 << 20;
 constexpr double kMostMib = 1e9;
 
@@ -27,26 +29,33 @@ std::int64_t as_count(const nlohmann::json& value) {
   return whole ? static_cast<std::int64_t>(number) : std::numeric_limits<std::int64_t>::min();
 }
 
+// A field with a value that `fits`; `read` and `give` are from JSON and back.
+template <typename T, typename Fits, typename Read, typename Give = Json (*)(T)>
+void typed(
+    Keys& keys, const std::string& key, const std::string& right, T& out, const Fits& fits,
+    const Read& read, const Give& give = [](T value) { return Json(value); }) {
+  keys.field(
+      key,
+      [&keys, &out, key, right, fits, read](const Json& value) {
+        if (!fits(value)) keys.refuse(key, value, right);
+        out = read(value);
+      },
+      [&out, give] { return give(out); });
+}
+
 }  // namespace
 
 void Keys::flag(const std::string& key, bool& out) {
-  field(
-      key,
-      [this, key, &out](const Json& value) {
-        if (!value.is_boolean()) refuse(key, value, "true or false");
-        out = value.get<bool>();
-      },
-      [&out] { return Json(out); });
+  typed(
+      *this, key, "true or false", out, [](const Json& value) { return value.is_boolean(); },
+      [](const Json& value) { return value.get<bool>(); });
 }
 
 void Keys::real(const std::string& key, const std::string& right, double& out) {
-  field(
-      key,
-      [this, key, right, &out](const Json& value) {
-        if (!value.is_number() || !(value.get<double>() >= 0)) refuse(key, value, right);
-        out = value.get<double>();
-      },
-      [&out] { return Json(out); });
+  typed(
+      *this, key, right, out,
+      [](const Json& value) { return value.is_number() && value.get<double>() >= 0; },
+      [](const Json& value) { return value.get<double>(); });
 }
 
 void Keys::count(const std::string& key, std::int64_t least, std::int64_t& out, std::int64_t most) {
@@ -57,46 +66,34 @@ void Keys::count(const std::string& key, std::int64_t least, std::int64_t& out, 
 
 void Keys::count_if(const std::string& key, std::function<bool(std::int64_t)> is_right,
                     const std::string& right, std::int64_t& out) {
-  field(
-      key,
-      [this, key, is_right = std::move(is_right), right, &out](const Json& value) {
-        const std::int64_t number = as_count(value);
-        if (!is_right(number)) refuse(key, value, right);
-        out = number;
-      },
-      [&out] { return Json(out); });
+  const auto fits = [is_right = std::move(is_right)](const Json& v) { return is_right(as_count(v)); };
+  typed(*this, key, right, out, fits, &as_count);
 }
 
 void Keys::count_or(const std::string& key, const std::string& word, std::int64_t meaning,
                     std::int64_t& out, std::int64_t least) {
   const Json as_word = word;
-  field(
-      key,
-      [=, this, &out](const Json& value) {
-        const std::int64_t number = value == as_word ? meaning : as_count(value);
-        if (value != as_word && number < least) {
-          refuse(key, value,
-                 fmt::format("{} or a whole number from {} to {:g}", as_word.dump(), least,
-                             static_cast<double>(kMostCount)));
-        }
-        out = number;
-      },
-      [=, &out] { return out == meaning ? as_word : Json(out); });
+  const auto read = [=](const Json& v) { return v == as_word ? meaning : as_count(v); };
+  typed(
+      *this, key,
+      fmt::format("{} or a whole number from {} to {:g}", as_word.dump(), least,
+                  static_cast<double>(kMostCount)),
+      out, [=](const Json& v) { return v == as_word || as_count(v) >= least; }, read,
+      [=](std::int64_t n) { return n == meaning ? as_word : Json(n); });
 }
 
 void Keys::mib(const std::string& key, std::int64_t& bytes, std::int64_t least) {
-  field(
-      key,
-      [this, key, least, &bytes](const Json& value) {
-        const double number = value.is_number() ? value.get<double>() : -1;
-        if (!(number * kMib >= static_cast<double>(least)) || !(number <= kMostMib)) {
-          refuse(key, value,
-                 fmt::format("a number of MiB, from {} to {:g}",
-                             least == 1 ? "one byte" : fmt::format("{} bytes", least), kMostMib));
-        }
-        bytes = static_cast<std::int64_t>(number * kMib);
+  const auto number = [](const Json& v) { return v.is_number() ? v.get<double>() : -1; };
+  typed(
+      *this, key,
+      fmt::format("a number of MiB, from {} to {:g}",
+                  least == 1 ? "one byte" : fmt::format("{} bytes", least), kMostMib),
+      bytes,
+      [=](const Json& v) {
+        return number(v) * kMib >= static_cast<double>(least) && number(v) <= kMostMib;
       },
-      [&bytes] { return Json(static_cast<double>(bytes) / kMib); });
+      [=](const Json& v) { return static_cast<std::int64_t>(number(v) * kMib); },
+      [](std::int64_t n) { return Json(static_cast<double>(n) / kMib); });
 }
 
 void Keys::field(const std::string& key, std::function<void(const Json&)> take,

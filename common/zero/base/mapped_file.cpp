@@ -9,7 +9,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
-#include <zero/base/system_call.hpp>
 
 namespace zero::base {
 namespace {
@@ -28,7 +27,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, const std::string& wha
   std::string wrong;
   // Without O_NONBLOCK, opening a pipe would wait for its writer.
   const int file =
-      uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+      static_cast<int>(TEMP_FAILURE_RETRY(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)));
   struct stat status {};
   if (file < 0 || ::fstat(file, &status) != 0) {
     wrong = fmt::format("cannot be opened: {}", std::generic_category().message(errno));
@@ -65,10 +64,10 @@ void MappedFile::add_to(Sha256& hash, std::string_view part) const {
   }
 }
 
-Digest MappedFile::sha256() const {
+std::string MappedFile::sha256() const {
   Sha256 hash;
   add_to(hash, bytes());
-  return hash.digest();
+  return hash.hex();
 }
 
 void MappedFile::forget(std::string_view part) const { advise(part, MADV_DONTNEED); }

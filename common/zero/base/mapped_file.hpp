@@ -26,8 +26,8 @@ class MappedFile {
   /// Adds `part` (of bytes()) to `hash`. Drops its pages as forget() does.
   void add_to(Sha256& hash, std::string_view part) const;
 
-  /// The SHA-256 of all bytes.
-  Digest sha256() const;
+  /// The SHA-256 of all bytes, hexadecimal.
+  std::string sha256() const;
 
   /// Drops pages of `part` (of bytes()) from the resident set, so that reading a large file does
   /// not fill the memory. They stay in the system's cache and return when read again.

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <zero/base/names.hpp>
-#include <zero/base/thousands.hpp>
 
 namespace zero::base {
 namespace {

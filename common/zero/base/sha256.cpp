@@ -3,6 +3,9 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 
+#include <array>
+#include <cstdint>
+
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 
@@ -16,9 +19,7 @@ void check(bool ok, const char* what) {
 
 }  // namespace
 
-void Sha256::Free::operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-
-Sha256::Sha256() {
+Sha256::Sha256() : context_(nullptr, &EVP_MD_CTX_free) {
   // Else OpenSSL ends when the program does, and what computes a digest then crashes.
   OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   context_.reset(EVP_MD_CTX_new());
@@ -31,18 +32,14 @@ Sha256& Sha256::add(const void* data, std::size_t size) {
   return *this;
 }
 
-Digest Sha256::digest() const {
+std::string Sha256::hex() const {
   // OpenSSL cannot add to a finished context, so finish a copy.
   const Sha256 copy;
-  Digest digest{};
+  std::array<std::uint8_t, 32> digest{};
   check(EVP_MD_CTX_copy_ex(copy.context_.get(), context_.get()) == 1 &&
             EVP_DigestFinal_ex(copy.context_.get(), digest.data(), /*s=*/nullptr) == 1,
         "finish");
-  return digest;
+  return fmt::format("{:02x}", fmt::join(digest, ""));
 }
-
-std::string Sha256::hex() const { return to_hex(digest()); }
-
-std::string to_hex(const Digest& digest) { return fmt::format("{:02x}", fmt::join(digest, "")); }
 
 }  // namespace zero::base

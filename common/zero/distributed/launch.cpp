@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +23,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/base/system_call.hpp>
 #include <zero/base/variable.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/launch.hpp>
@@ -189,7 +189,7 @@ bool has_other_threads() {
 
 void take_exit(Child& child, Clock::time_point started) {
   int status = 0;
-  const pid_t taken = base::uninterrupted([&] { return ::waitpid(child.pid, &status, 0); });
+  const auto taken = TEMP_FAILURE_RETRY(::waitpid(child.pid, &status, 0));
   child.running = false;
   child.exit.seconds = std::chrono::duration<double>(Clock::now() - started).count();
   ::close(child.pid_descriptor);

@@ -37,8 +37,7 @@ std::vector<fs::path> matching(const fs::path& folder, const char* pattern) {
 
 SavedFile fingerprint(const fs::path& path) {
   const base::MappedFile file(path, path.string());
-  return {path.filename(), static_cast<std::int64_t>(file.bytes().size()),
-          base::to_hex(file.sha256())};
+  return {path.filename(), static_cast<std::int64_t>(file.bytes().size()), file.sha256()};
 }
 
 std::vector<safetensors::File> open_files(const fs::path& step_folder, const Record& record) {

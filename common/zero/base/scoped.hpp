@@ -18,4 +18,16 @@ class ScopedValue {
   T before_;
 };
 
+/// A flag that is set on this thread while an object lives. Each `Tag` is a flag of its own.
+template <typename Tag>
+class ScopedFlag : ScopedValue<bool> {
+ public:
+  ScopedFlag() : ScopedValue(active_, true) {}
+  /// True inside a scope.
+  static bool active() { return active_; }
+
+ private:
+  static inline thread_local bool active_ = false;
+};
+
 }  // namespace zero
