@@ -13,7 +13,6 @@
 #include <zero/memory/storage.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/nn/checkpoint.hpp>
-#include <zero/nn/random_state.hpp>
 
 namespace zero::testing::emulated {
 namespace {
@@ -93,14 +92,19 @@ TEST_F(LibraryTest, BytesLentToASideStreamThatDoesNotWait) {
   }
 }
 
-TEST_F(LibraryTest, TheStateOfTheDevicesRandomNumbersIsRestored) {
-  const at::Tensor t = at::ones({20}, kDevice);
-  const nn::RandomState state({t});
-  const at::Tensor first = t.clone().normal_();
-  EXPECT_FALSE(nn::RandomState({t}) == state);
-  state.restore();
-  EXPECT_TRUE(nn::RandomState({t}) == state);
-  EXPECT_TRUE(at::equal(t.clone().normal_(), first));
+TEST_F(LibraryTest, ACheckpointDrawsTheDevicesRandomNumbersAgain) {
+  std::vector<at::Tensor> drawn;
+  const at::Tensor loss = nn::checkpoint(
+      [&drawn](const std::vector<at::Tensor>& inputs) {
+        drawn.push_back(inputs[0].detach().clone().normal_());
+        return (inputs[0] * drawn.back()).sum();
+      },
+      {at::ones({20}, at::TensorOptions(kDevice).requires_grad(true))});
+  const at::Tensor between = at::ones({20}, kDevice).normal_();
+  loss.backward();
+  ASSERT_EQ(drawn.size(), 2U);
+  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
+  EXPECT_FALSE(at::equal(drawn[0], between));
 }
 
 }  // namespace

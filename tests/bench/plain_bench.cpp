@@ -120,9 +120,11 @@ Json train_both(dist::Communicator& communicator, const Settings& settings) {
   at::manual_seed(1);
   UnitGpt units(settings);
   const EngineConfig config{.stage = settings.stage};
-  Engine watched(plain, communicator, optim::adamw(), config, nn::units_if([](auto&, auto& module) {
-                   return dynamic_cast<const Block*>(&module) != nullptr;
-                 }));
+  Engine watched(plain, communicator, optim::adamw(), config, [&](const torch::nn::Module&) {
+    std::vector<std::string> blocks;
+    for (std::int64_t i = 0; i < settings.layers; ++i) blocks.push_back(fmt::format("{}", i));
+    return blocks;
+  });
   Engine wrapped(units, communicator, optim::adamw(), config);
   std::map<std::string, std::vector<double>> figures;
   for (int s = 0; s < settings.steps; ++s) {

@@ -89,7 +89,7 @@ TEST_P(Release, AModelThatIsHeldIsRefused) {
 
 TEST_P(Release, AModelThatWasNotReleasedOrIsHeldOnOneRankIsRefusedOnAll) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const std::string mode : {"zero3", "tensor_zero1", "tensor_zero3", "engine0", "engine3"}) {
+    for (const std::string mode : {"tensor_zero1", "engine0", "engine2"}) {
       Subject subject, other;
       auto first = subject.strategy(communicator, mode);
       train_steps(*first, 0, 1);
@@ -98,7 +98,7 @@ TEST_P(Release, AModelThatWasNotReleasedOrIsHeldOnOneRankIsRefusedOnAll) {
           {"the model is held by " + mode, "rank 1"});
       first.reset();
       expect_error([&] { subject.strategy(communicator, "zero3"); },
-                   {"the model is held by " + mode + ", which was destroyed without release()"});
+                   {"over the same memory", "whose strategy was destroyed without release()"});
     }
   });
 }

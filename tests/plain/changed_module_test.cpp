@@ -1,5 +1,6 @@
 // A plain module that is not what the engine was made with, or that another engine has.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -51,7 +52,7 @@ TEST(HeldModule, IsRefusedOnAllRanksUntilItIsReleased) {
     };
     make(engine);
     std::optional<Engine> second;
-    expect_error([&] { make(second); }, {"held by another strategy", "release()"});
+    expect_error([&] { make(second); }, {fmt::format("held by engine{}", stage), "release()"});
     engine->release();
     make(second);
     train_once(*second, net);

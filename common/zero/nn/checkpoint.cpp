@@ -1,6 +1,11 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,20 +15,20 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <array>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/autocast_state.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/once_differentiable.hpp>
-#include <zero/nn/random_state.hpp>
 #include <zero/nn/read_watch.hpp>
-#include <zero/nn/suppress_gradient_hooks.hpp>
+#include <zero/nn/unit.hpp>
 
 namespace zero::nn {
 namespace {
@@ -34,12 +39,77 @@ using torch::autograd::Function;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+// The state of LibTorch's default generators of the CPU and of the devices of `tensors`. It is no
+// tensor, so that memory accounts do not count it.
+class RandomState {
+ public:
+  explicit RandomState(const variable_list& tensors) {
+    std::vector<at::Generator> generators = {at::detail::getDefaultCPUGenerator()};
+    for (const at::Tensor& tensor : tensors) {
+      const at::Device device = tensor.device();
+      if (!at::isAccelerator(device.type())) continue;
+      generators.push_back(at::globalContext().defaultGenerator(device));
+    }
+    for (at::Generator& generator : generators) {
+      const std::lock_guard lock(generator.mutex());
+      states_.emplace_back(generator, generator.clone());
+    }
+  }
+
+  // Makes the generators repeat what they drew after this state was taken.
+  void restore() const {
+    for (auto [generator, then] : states_) {
+      const std::lock_guard lock(generator.mutex());
+      if (generator.device().is_cpu()) {
+        auto* const cpu = generator.get<at::CPUGeneratorImpl>();
+        auto* const before = then.get<at::CPUGeneratorImpl>();
+        cpu->set_engine(before->engine());
+        cpu->set_next_float_normal_sample(before->next_float_normal_sample());
+        cpu->set_next_double_normal_sample(before->next_double_normal_sample());
+      } else {
+        generator.set_state(then.get_state());
+      }
+    }
+  }
+
+ private:
+  std::vector<std::pair<at::Generator, at::Generator>> states_;  // each beside a copy of then
+};
+
+// The autocast settings of this thread at construction, for all devices.
+class AutocastState {
+ public:
+  AutocastState() {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      enabled_[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+      dtype_[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+    }
+  }
+
+  // `with_cache` = false turns LibTorch's cache of cast weights off: weights may have changed
+  // since, and it then has old values.
+  void restore(bool with_cache = true) const {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], enabled_[i]);
+      at::autocast::set_autocast_dtype(kDevices[i], dtype_[i]);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_ && with_cache);
+  }
+
+ private:
+  static constexpr const auto& kDevices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
+
+  std::array<bool, kDevices.size()> enabled_{};
+  std::array<at::ScalarType, kDevices.size()> dtype_{};
+  bool cache_ = at::autocast::is_autocast_cache_enabled();
+};
+
 // State kept between forward and backward besides the inputs, which autograd keeps itself.
 struct CheckpointedBody : torch::CustomClassHolder {
   CheckpointBody body;
   variable_list parameters;
   AutocastState autocast;             // of the first run
-  std::optional<RandomState> random;  // state before it, if it drew random numbers
+  std::optional<RandomState> random;  // before it
   at::Tensor output;                  // only until the first run returns it
   CheckpointOptions options;
   std::shared_ptr<KeptInputs> elsewhere;          // inputs that autograd does not keep
@@ -88,28 +158,6 @@ variable_list back_from_elsewhere(variable_list kept, const CheckpointedBody& pa
   }
   return kept;
 }
-
-// While it lives, random numbers and autocast are those of the first run of `part`.
-class AsInTheFirstRun {
- public:
-  AsInTheFirstRun(const CheckpointedBody& part, const variable_list& inputs) {
-    if (part.random) {
-      random_.emplace(inputs);
-      part.random->restore();
-    }
-    part.autocast.restore(/*with_cache=*/false);
-  }
-  ~AsInTheFirstRun() {
-    autocast_.restore();
-    if (random_) random_->restore();
-  }
-  AsInTheFirstRun(const AsInTheFirstRun&) = delete;
-  AsInTheFirstRun& operator=(const AsInTheFirstRun&) = delete;
-
- private:
-  AutocastState autocast_;  // of the surrounding backward
-  std::optional<RandomState> random_;
-};
 
 // The inputs as leaves of a separate graph, so that backward through the part ends at them.
 variable_list as_leaves(const variable_list& inputs, const std::vector<bool>& require_gradients) {
@@ -242,7 +290,15 @@ struct CheckpointFunction : Function<CheckpointFunction> {
     const c10::AutoGradMode with_graph(true);
     at::Tensor output;
     {
-      const AsInTheFirstRun as_then(part, leaves);
+      // With the random numbers and the autocast of the first run.
+      const AutocastState autocast;
+      const RandomState random(leaves);
+      const auto restore = c10::make_scope_exit([&] {
+        autocast.restore();
+        random.restore();
+      });
+      part.random->restore();
+      part.autocast.restore(/*with_cache=*/false);
       output = part.body(leaves);
     }
     const SuppressGradientHooks silent;
@@ -273,12 +329,11 @@ at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>&
   {
     const variable_list leaves = as_leaves(inputs, part->require_gradients);
     const std::uint64_t began = at::sequence_number::peek();
-    const RandomState before(leaves);
+    part->random.emplace(leaves);
     const at::Tensor output = [&] {
       const ReadWatch::Part here;
       return body(leaves);
     }();
-    if (!(RandomState(leaves) == before)) part->random = before;
     part->parameters = parameters_under(output, leaves, began);
     part->output = output.detach();
   }

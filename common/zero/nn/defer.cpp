@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include <zero/base/error.hpp>
-#include <zero/base/scoped_value.hpp>
+#include <zero/base/scoped.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/defer.hpp>
 

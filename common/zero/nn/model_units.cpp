@@ -69,16 +69,6 @@ UnitRule units_named(std::vector<std::string> names) {
   };
 }
 
-UnitRule units_if(std::function<bool(const std::string&, const Module&)> is_unit) {
-  return [is_unit = std::move(is_unit)](const Module& module) {
-    std::vector<std::string> found;
-    for (const auto& inside : module.named_modules("", /*include_self=*/false)) {
-      if (is_unit(inside.key(), *inside.value())) found.push_back(inside.key());
-    }
-    return found;
-  };
-}
-
 ModelUnits::ModelUnits(Module& module, const UnitRule& rule) : module_(module) {
   if (dynamic_cast<const Unit*>(&module) != nullptr) return;
   root_ = std::make_shared<Root>();
@@ -127,7 +117,7 @@ at::Tensor ModelUnits::forward(const std::function<at::Tensor()>& pass) {
 }
 
 void ModelUnits::backward(const std::function<void()>& pass) {
-  return watch_ && calls_found_ ? watch_->backward(pass) : pass();
+  return watch_ && calls_found_ ? watch_->run(pass) : pass();
 }
 
 }  // namespace zero::nn

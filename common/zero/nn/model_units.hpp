@@ -27,10 +27,6 @@ UnitRule default_units(std::int64_t bytes = 1 << 20);
 /// The modules with these paths; `*` stands for any part of a path between dots: "layers.*".
 /// @throws zero::Error, when the rule is used, for a name that no module has.
 UnitRule units_named(std::vector<std::string> names);
-/// The modules for which `is_unit` is true.
-UnitRule units_if(
-    std::function<bool(const std::string& path, const torch::nn::Module& module)> is_unit);
-
 /// The units of a module, and the passes that run between their hooks.
 ///
 /// A module that is a Unit itself calls the hooks of its units where it runs them. Of any other one

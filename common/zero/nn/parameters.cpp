@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <map>
-#include <regex>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -50,7 +48,10 @@ class Lister {
 
   void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
     Unit* const unit = units_ != nullptr ? units_->unit_of(module) : dynamic_cast<Unit*>(&module);
-    if (unit != nullptr || around == kNone) around = add_unit(unit, path, around);
+    if (unit != nullptr || around == kNone) {
+      result_.units.push_back({unit, path, {}, around == kNone ? 0 : around});
+      around = result_.units.size() - 1;
+    }
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       if (!ignores(path_to(path, item.key()))) kept_.insert(item.value().unsafeGetTensorImpl());
       add(module, item.key(), item.value(), path, around);
@@ -64,12 +65,6 @@ class Lister {
     const auto fits = [&name](const std::string& pattern) { return match_name(name, pattern); };
     std::erase_if(unused_, fits);
     return std::ranges::any_of(ignored_, fits);
-  }
-
-  std::size_t add_unit(Unit* unit, const std::string& path, std::size_t around) {
-    parents_.push_back(around);
-    result_.units.push_back({unit, path, {}, around == kNone ? 0 : around});
-    return result_.units.size() - 1;
   }
 
   void add(torch::nn::Module& module, const std::string& name, const at::Tensor& tensor,
@@ -88,7 +83,7 @@ class Lister {
 
   std::size_t common_ancestor(std::size_t a, std::size_t b) const {
     // Parents come before their children, so the larger index is never an ancestor of the smaller.
-    while (a != b) (a > b ? a : b) = parents_[std::max(a, b)];
+    while (a != b) (a > b ? a : b) = result_.units[std::max(a, b)].parent;
     return a;
   }
 
@@ -97,7 +92,6 @@ class Lister {
   const std::vector<std::string>& ignored_;
   std::set<const void*> kept_;  // a tied parameter is ignored if all its names are
   ParameterList result_;
-  std::vector<std::size_t> parents_;  // by unit
   std::map<const void*, std::size_t> index_;
 };
 
@@ -204,14 +198,12 @@ bool ParameterList::lies_within(std::size_t u, std::size_t outer) const {
   return u == outer;
 }
 
-bool match_name(const std::string& path, const std::string& pattern) {
-  constexpr std::string_view kSpecial = R"(\^$.|?+()[]{})";
-  std::string text;
-  for (const char c : pattern) {
-    if (kSpecial.find(c) != std::string_view::npos) text += '\\';
-    text += c == '*' ? "[^.]*" : std::string(1, c);
-  }
-  return std::regex_match(path, std::regex(text));
+bool match_name(std::string_view path, std::string_view pattern) {
+  if (pattern.empty()) return path.empty();
+  const bool any = pattern[0] == '*';
+  if (any && match_name(path, pattern.substr(1))) return true;
+  if (path.empty() || (any ? path[0] == '.' : path[0] != pattern[0])) return false;
+  return match_name(path.substr(1), any ? pattern : pattern.substr(1));
 }
 
 ParameterList list_parameters(torch::nn::Module& root, const std::vector<std::string>& ignored) {
@@ -220,30 +212,6 @@ ParameterList list_parameters(torch::nn::Module& root, const std::vector<std::st
 
 ParameterList list_parameters(const ModelUnits& units, const std::vector<std::string>& ignored) {
   return checked(Lister(&units, ignored).list(units.module()));
-}
-
-void verify_not_held(torch::nn::Module& root) {
-  std::string holder;
-  root.apply([&](torch::nn::Module& module) {
-    const auto* layer = dynamic_cast<const Layer*>(&module);
-    if (holder.empty() && layer != nullptr) holder = layer->holder();
-  });
-  for (const auto& parameter : root.named_parameters()) {
-    if (!holder.empty() || !calls_on_gradient_ready(parameter.value())) continue;
-    holder = fmt::format("another strategy, which has parameter '{}'", parameter.key());
-  }
-  if (holder.empty()) return;
-  throw Error(
-      fmt::format("the model is held by {}: a strategy gives its model back by release(), called "
-                  "on all ranks; else make the model anew",
-                  holder));
-}
-
-void set_holder(torch::nn::Module& root, const std::string& holder,
-                const std::function<void()>& before_read) {
-  root.apply([&](torch::nn::Module& module) {
-    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_holder(holder, before_read);
-  });
 }
 
 void set_hooks(torch::nn::Module& root, UnitHooks* hooks) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <zero/nn/unit.hpp>
@@ -80,7 +81,7 @@ ParameterList list_parameters(const ModelUnits& units,
                               const std::vector<std::string>& ignored = {});
 
 /// Whether a dotted path is `pattern`, in which `*` stands for any part of a path between dots.
-bool match_name(const std::string& path, const std::string& pattern);
+bool match_name(std::string_view path, std::string_view pattern);
 
 /// What a stage of a pipeline knows of the model that it is cut from.
 struct WholeModel {
@@ -90,14 +91,6 @@ struct WholeModel {
   /// A parameter of this stage that another stage trains; undefined if there is none.
   at::Tensor copy;
 };
-
-/// Throws zero::Error if a strategy has `root` or a part of it, and names it as set_holder() did.
-/// In a part without a Layer, callbacks of its parameters show that a strategy has it, but not its
-/// name.
-void verify_not_held(torch::nn::Module& root);
-/// Tells every Layer of `root` which strategy has it; empty: none. See Layer::set_holder().
-void set_holder(torch::nn::Module& root, const std::string& holder,
-                const std::function<void()>& before_read = {});
 
 /// Sets the hooks of every Unit among `root` and the modules inside it.
 void set_hooks(torch::nn::Module& root, UnitHooks* hooks);

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include <zero/base/error.hpp>
-#include <zero/base/scoped_value.hpp>
+#include <zero/base/scoped.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/before_backward.hpp>
 #include <zero/nn/read_watch.hpp>
@@ -51,7 +51,7 @@ class ReadWatch::Active {
  public:
   explicit Active(ReadWatch& watch)
       : before_(active, &watch),
-        handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&before_op, &after_op)
+        handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&before, &after)
                                                .needsInputs(true)
                                                .needsOutputs(true)
                                                .scopes({at::RecordScope::FUNCTION}))),
@@ -72,13 +72,6 @@ class ReadWatch::Active {
   Active& operator=(const Active&) = delete;
 
  private:
-  static std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& operation) {
-    return before(operation);
-  }
-  static void after_op(const at::RecordFunction& operation, at::ObserverContext* reads) {
-    after(operation, reads);
-  }
-
   ScopedValue<ReadWatch*> before_;
   at::CallbackHandle handle_;
   bool multithreading_;
@@ -89,8 +82,6 @@ at::Tensor ReadWatch::forward(const std::function<at::Tensor()>& body) {
   run([&] { result = body(); });
   return result;
 }
-
-void ReadWatch::backward(const std::function<void()>& body) { run(body); }
 
 void ReadWatch::run(const std::function<void()>& pass) {
   if (active == this) return pass();  // a model that evaluates inside its loss
@@ -111,7 +102,8 @@ void ReadWatch::run(const std::function<void()>& pass) {
 // more is gathered.
 std::unique_ptr<at::ObserverContext> ReadWatch::before(const at::RecordFunction& operation) {
   if (active == nullptr || active->error_ || Unwatched::active()) return nullptr;
-  const Units units = active->units_of(operation.inputs());
+  Units units;
+  for (const c10::IValue& input : operation.inputs()) active->add_units_of(input, units);
   if (units.empty()) return nullptr;
   try {
     in_backward() ? active->run_in_backward(units) : active->run_forward(units, operation);
@@ -126,12 +118,6 @@ void ReadWatch::after(const at::RecordFunction& operation, at::ObserverContext* 
   if (reads == nullptr || active == nullptr) return;
   const auto& uses = static_cast<const Reads*>(reads)->uses;
   for (const c10::IValue& output : operation.outputs()) active->watch(output, uses);
-}
-
-ReadWatch::Units ReadWatch::units_of(c10::ArrayRef<const c10::IValue> inputs) const {
-  Units units;
-  for (const c10::IValue& input : inputs) add_units_of(input, units);
-  return units;
 }
 
 void ReadWatch::add_units_of(const c10::IValue& value, Units& units) const {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <zero/base/scoped_flag.hpp>
+#include <zero/base/scoped.hpp>
 #include <zero/nn/unit.hpp>
 
 namespace zero::nn {
@@ -55,9 +55,9 @@ class ReadWatch {
   /// Runs a forward on this thread and calls hooks in it. What a hook throws leaves this function.
   /// @throws zero::Error in a forward with a graph if one operation reads parameters of two units.
   at::Tensor forward(const std::function<at::Tensor()>& body);
-  /// Runs a backward. Its graph calls pre_backward() by itself; this adds what an operation of a
-  /// function of the program's own (torch::autograd::Function) reads.
-  void backward(const std::function<void()>& body);
+  /// The same without a result, for a backward too. Its graph calls pre_backward() by itself; this
+  /// adds what an operation of a function of the program's own (torch::autograd::Function) reads.
+  void run(const std::function<void()>& pass);
 
  private:
   using Units = std::vector<const Watched*>;
@@ -69,7 +69,6 @@ class ReadWatch {
   static std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& operation);
   static void after(const at::RecordFunction& operation, at::ObserverContext* reads);
 
-  Units units_of(c10::ArrayRef<const c10::IValue> inputs) const;
   void add_units_of(const c10::IValue& value, Units& units) const;
   void run_forward(const Units& units, const at::RecordFunction& operation);
   static void read_on(Use& use);
@@ -78,7 +77,6 @@ class ReadWatch {
   void begin(const std::shared_ptr<Unit>& unit, bool runs_forward);
   void end_uses();
   static void watch(const c10::IValue& output, const std::vector<std::shared_ptr<Use>>& uses);
-  void run(const std::function<void()>& pass);
 
   const std::vector<Watched> watched_;
   std::unordered_map<const void*, const Watched*> unit_of_;  // by storage

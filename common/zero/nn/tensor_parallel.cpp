@@ -38,9 +38,8 @@ at::Tensor all_gathered(const at::Tensor& x, std::int64_t dim, Communicator& axi
   return all.movedim(0, dim).flatten(dim, dim + 1);
 }
 
-at::Tensor part_of(const at::Tensor& x, std::int64_t dim, const Communicator& axis) {
-  const std::int64_t size = x.size(dim) / axis.size();
-  return x.narrow(dim, axis.rank() * size, size);
+at::Tensor part_of(const at::Tensor& x, std::int64_t dim, Communicator& axis) {
+  return TensorPlacement{&axis, static_cast<int>(dim)}.part_of(x);
 }
 
 at::Tensor reduce_scattered(const at::Tensor& x, std::int64_t dim, Communicator& axis) {

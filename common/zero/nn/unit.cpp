@@ -3,6 +3,8 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <memory>
+
 #include <zero/nn/before_backward.hpp>
 #include <zero/nn/unit.hpp>
 
@@ -13,6 +15,35 @@ namespace {
 bool is_of_others(const at::Tensor& output, std::uint64_t began) {
   if (!output.defined() || !output.requires_grad()) return false;
   return output.is_leaf() || output.grad_fn()->sequence_nr() < began;
+}
+
+// The operation of the last output becomes the last one of the unit, so that its backward comes
+// before that of what leaves the unit otherwise, such as a loss of its own. `began`: the number of
+// the unit's first operation.
+void put_last(const std::vector<at::Tensor>& outputs, std::uint64_t began) {
+  torch::autograd::Node* last = nullptr;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.grad_fn()) continue;
+    torch::autograd::Node* const node = output.grad_fn().get();
+    if (last == nullptr || node->sequence_nr() > last->sequence_nr()) last = node;
+  }
+  if (last == nullptr || last->sequence_nr() < began) return;  // of another unit
+  if (last->sequence_nr() + 1 == at::sequence_number::peek()) return;
+  last->set_sequence_nr(at::sequence_number::get_and_increment());
+}
+
+// Has pre_backward() called for these outputs of one use of the unit.
+void watch(Unit& unit, const std::vector<at::Tensor>& outputs) {
+  const auto begins = [&unit, pass = std::make_shared<OnceInAPass>()] {
+    if (pass->first() && unit.hooks() != nullptr) unit.hooks()->pre_backward(unit);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    before_backward(output, begins);
+    // An operation that changes a view in place takes the place of the view's own, after that of
+    // its base.
+    if (output.is_view() && output._base().grad_fn()) before_backward(output._base(), begins);
+  }
 }
 
 }  // namespace
@@ -33,42 +64,9 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
       if (is_of_others(output, began)) output = output.view_as(output);
     }
     put_last(outputs, began);
-    watch_outputs(outputs);
+    watch(*this, outputs);
   }
   return outputs;
-}
-
-// The operation of the last output becomes the last one of the unit, so that its backward comes
-// before that of what leaves the unit otherwise, such as a loss of its own. `began`: the number of
-// the unit's first operation.
-void Unit::put_last(const std::vector<at::Tensor>& outputs, std::uint64_t began) {
-  torch::autograd::Node* last = nullptr;
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.grad_fn()) continue;
-    torch::autograd::Node* const node = output.grad_fn().get();
-    if (last == nullptr || node->sequence_nr() > last->sequence_nr()) last = node;
-  }
-  if (last == nullptr || last->sequence_nr() < began) return;  // of another unit
-  if (last->sequence_nr() + 1 == at::sequence_number::peek()) return;
-  last->set_sequence_nr(at::sequence_number::get_and_increment());
-}
-
-void Unit::watch_outputs(std::vector<at::Tensor>& outputs) {
-  // Shared by the outputs of this one use of the unit: its backward begins once in a pass.
-  const auto pass = std::make_shared<OnceInAPass>();
-  for (at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
-    watch(output, pass);
-    // An operation that changes a view in place takes the place of the view's own, after that of
-    // its base.
-    if (output.is_view() && output._base().grad_fn()) watch(output._base(), pass);
-  }
-}
-
-void Unit::watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pass) {
-  before_backward(x, [this, pass] {
-    if (pass->first() && hooks_ != nullptr) hooks_->pre_backward(*this);
-  });
 }
 
 }  // namespace zero::nn

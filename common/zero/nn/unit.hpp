@@ -2,13 +2,11 @@
 
 #include <torch/types.h>
 
-#include <cstdint>
 #include <functional>
-#include <memory>
 #include <vector>
 
+#include <zero/base/scoped.hpp>
 #include <zero/nn/layer.hpp>
-#include <zero/nn/once_in_a_pass.hpp>
 
 namespace zero::nn {
 
@@ -36,6 +34,11 @@ class UnitHooks {
   /// called once more when the part's own graph runs backward.
   virtual void runs_again(Unit& unit) {}
 };
+
+/// While it lives, a backward pass on this thread runs inside another one, for a checkpoint, which
+/// takes the hooks of its parameters away: the outer one adds more to the same gradients and calls
+/// the hooks when these are complete. Until then no unit is over.
+using SuppressGradientHooks = ScopedFlag<struct SuppressGradientHooksTag>;
 
 /// Parameters that are gathered and resharded together: a decoder layer, or the root of a model
 /// with all parameters outside inner units (FSDP uses the word in the same sense).
@@ -70,10 +73,6 @@ class Unit : public Layer {
   std::vector<at::Tensor> run_many(const std::function<std::vector<at::Tensor>()>& body);
 
  private:
-  static void put_last(const std::vector<at::Tensor>& outputs, std::uint64_t began);
-  void watch_outputs(std::vector<at::Tensor>& outputs);
-  void watch(const at::TensorBase& x, const std::shared_ptr<OnceInAPass>& pass);
-
   UnitHooks* hooks_ = nullptr;
 };
 

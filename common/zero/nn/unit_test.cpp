@@ -103,29 +103,6 @@ class Units : public ::testing::Test, public UnitHooks {
 // A leaf whose gradient can be had from autograd in full, that is, not a leaf.
 at::Tensor input(std::uint64_t seed) { return random({2, 3}, seed, /*gradient=*/true) * 1.0; }
 
-// Parts that have no hooks of their own too.
-TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
-  Outer unit(said);
-  const auto part =
-      unit.register_module("part", std::make_shared<Linear>(2, 3, Initializer::constant(1.0)));
-  set_holder(unit, "zero1");
-  for (torch::nn::Module* module :
-       {static_cast<torch::nn::Module*>(&unit), static_cast<torch::nn::Module*>(unit.inner.get()),
-        static_cast<torch::nn::Module*>(part.get())}) {
-    const auto refused = ::testing::HasSubstr("before the strategy is made");
-    EXPECT_THAT(error_of([&] { module->to(at::kHalf); }), refused);
-    EXPECT_THAT(error_of([&] { module->to(at::kCPU); }), refused);
-    EXPECT_THAT(error_of([&] { module->to(at::kCPU, at::kHalf); }), refused);
-  }
-  EXPECT_EQ(unit.weight().scalar_type(), at::kDouble);
-  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kDouble);
-  set_holder(unit, "");
-  unit.to(at::kHalf);
-  EXPECT_EQ(unit.weight().scalar_type(), at::kHalf);
-  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kHalf);
-  EXPECT_EQ(part->parameters().front().scalar_type(), at::kHalf);
-}
-
 TEST_F(Units, HooksStandAroundForwardAndBackwardWhichVisitsThemInReverse) {
   Scale b("b", said);
   watch(b);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
@@ -141,11 +142,27 @@ std::string under_inference_mode(const std::string& call) {
          "differentiated afterwards: do it outside of that guard";
 }
 
+// Throws zero::Error if a strategy has the model or a part of it.
+void HeldModel::verify_not_held(const torch::nn::Module& module) {
+  std::set<const void*> mine;
+  for (const at::Tensor& p : module.parameters()) mine.insert(p.unsafeGetTensorImpl());
+  const std::lock_guard lock(held_mutex);
+  for (const HeldModel* const model : held) {
+    for (const nn::Parameter& p : model->list_.parameters) {
+      if (model->released_ || !mine.contains(p.tensor.unsafeGetTensorImpl())) continue;
+      throw Error(
+          fmt::format("the model is held by {}: a strategy gives its model back by release(), "
+                      "called on all ranks; else make the model anew",
+                      model->mode_));
+    }
+  }
+}
+
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
                                              std::optional<nn::ModelUnits>& units) {
   std::string wrong;
   try {
-    nn::verify_not_held(arguments.module);
+    verify_not_held(arguments.module);
     units.emplace(arguments.module, arguments.units);
     nn::ParameterList list = nn::list_parameters(*units, arguments.ignored);
     verify_not_of_inference(list, arguments.module);
@@ -167,8 +184,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
 
 HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
                      const std::function<void()>& before_read)
-    : module_(arguments.module),
-      list_(list),
+    : list_(list),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       ranks_(arguments.mesh.world().root()),
       before_read_(before_read) {
@@ -176,7 +192,6 @@ HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList
     origins_.emplace_back(p.tensor);
     had_storage_.push_back(memory::has_storage(p.tensor));
   }
-  nn::set_holder(module_, mode_, before_read);
   const std::lock_guard lock(held_mutex);
   held.push_back(this);
 }
@@ -187,11 +202,10 @@ HeldModel::~HeldModel() {
     std::erase(held, this);
   }
   if (released_) return;
-  const bool whole = is_whole();
-  nn::set_holder(module_, whole ? "" : mode_ + ", which was destroyed without release()");
+  if (is_whole()) return;
   for (const nn::Parameter& p : list_.parameters) {
     // The program may have put anything there by set_data().
-    if (whole || !memory::is_released(p.tensor) || !p.tensor.is_contiguous()) continue;
+    if (!memory::is_released(p.tensor) || !p.tensor.is_contiguous()) continue;
     memory::separate_storage(p.tensor, read_without_holder(p.name, mode_));
   }
 }
@@ -256,7 +270,6 @@ void HeldModel::release(const std::vector<at::Tensor>& values) {
                                         "{} had the model: read the parameter itself",
                                         mode_));
   }
-  nn::set_holder(module_, "");
   released_ = true;
 }
 

@@ -34,8 +34,8 @@ class HeldModel {
   static nn::ParameterList free_parameters(const StrategyArguments& arguments,
                                            std::optional<nn::ModelUnits>& units);
 
-  /// `list` must outlive this object. `before_read` is called before save(), load() and clone() of
-  /// a module read parameters, and before another model's forward, which may.
+  /// `list` must outlive this object. `before_read` is called before another model's forward, which
+  /// may read parameters.
   HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
             const std::function<void()>& before_read);
   /// Without release(), marks the model as unusable, unless every parameter is whole, in storage of
@@ -67,9 +67,9 @@ class HeldModel {
     std::int64_t offset;
     std::vector<std::int64_t> sizes, strides;
   };
+  static void verify_not_held(const torch::nn::Module& module);
   bool is_whole() const;
 
-  torch::nn::Module& module_;
   const nn::ParameterList& list_;
   std::string mode_;
   const dist::Communicator& ranks_;

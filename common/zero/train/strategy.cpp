@@ -268,6 +268,7 @@ void Strategy::reshard(std::size_t unit) {
 }
 
 void Strategy::verify_writes() {
+  held_.verify_storages();
   const ParameterWrites all = collect_writes();
   dist::exchange(mesh_, {.problem = all.refused(), .topics = {all.topic()}});
   forget_writes();

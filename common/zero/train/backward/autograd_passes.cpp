@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/base/scoped_value.hpp>
+#include <zero/base/scoped.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/read_watch.hpp>

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/suppress_gradient_hooks.hpp>
+#include <zero/nn/unit.hpp>
 #include <zero/train/backward/unit_schedule.hpp>
 
 namespace zero::train {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/suppress_gradient_hooks.hpp>
+#include <zero/nn/unit.hpp>
 #include <zero/train/backward/unit_schedule.hpp>
 
 namespace zero::train {
