@@ -8,8 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include <zero/distributed/finish_work.hpp>
 #include <zero/memory/accounting.hpp>
+
+#include "finish_work.hpp"
 
 namespace zero {
 

@@ -3,8 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
-#include <zero/distributed/finish_work.hpp>
 #include <zero/memory/accounting.hpp>
+
+#include "finish_work.hpp"
 
 namespace zero {
 

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <zero/distributed/finish_work.hpp>
 #include <zero/memory/accounting.hpp>
+
+#include "finish_work.hpp"
 
 namespace zero {
 

@@ -15,8 +15,8 @@
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::testing {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <07_zero_plus_plus/finish_work.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/distributed/finish_work.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/optimizer_around.hpp>
 
@@ -171,7 +171,7 @@ class ParametersInFile final : public train::ParameterTransfer {
     const at::Tensor lost = at::full({ranks_.size()}, shards_.are_lost(), at::kByte);
     const auto told = std::make_shared<dist::Work>(
         ranks_.all_gather(lost, mine_of(lost), dist::Purpose::kControl));
-    return dist::finish_with(values_.gather(full, mine_of(full)), [this, told, lost] {
+    return finish_with(values_.gather(full, mine_of(full)), [this, told, lost] {
       told->wait();
       if (lost.any().item<bool>()) shards_.fail();
     });

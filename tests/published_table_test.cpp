@@ -7,7 +7,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tools/models/presets.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>

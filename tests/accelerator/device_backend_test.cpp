@@ -13,7 +13,6 @@
 #include <thread>
 
 #include <tests/support/error_of.hpp>
-#include <zero/distributed/device/device_of_rank.hpp>
 
 #include "over_device.hpp"
 
@@ -268,11 +267,10 @@ class LostGroup final : public c10d::Backend {
 
 std::unique_ptr<Backend> lost_backend() {
   zero::testing::enable_host_tasks();
-  const Place place{0,
-                    2,
-                    0,
-                    std::make_shared<StoreExchange>(std::chrono::milliseconds(300)),
-                    {.timeout = std::chrono::milliseconds(300), .order = ReductionOrder::kNative}};
+  const Place place{
+      .size = 2,
+      .log = std::make_shared<CallLog>(nullptr, /*rank=*/0, /*size=*/2),
+      .options = {.timeout = std::chrono::milliseconds(300), .order = ReductionOrder::kNative}};
   return std::make_unique<DeviceBackend>(
       place, DeviceTransport{at::Device(at::kCPU), "lost", [](const auto&, int, int, auto) {
                                return c10::make_intrusive<LostGroup>();
@@ -336,12 +334,6 @@ TEST(DeviceBackend, IsCalledByOneRankIfItWorksAlone) {
     EXPECT_EQ(calls, works_alone ? 6 : 0);
     EXPECT_EQ(c.traffic().bytes(), 0);
   }
-}
-
-TEST(DeviceOfRank, IsAmongThoseThatTheRankSees) {
-  EXPECT_EQ(device_of_rank(/*local_rank=*/3, /*visible=*/8), 3);
-  EXPECT_EQ(device_of_rank(3, 1), 0);  // the launcher shows each rank its own
-  EXPECT_EQ(device_of_rank(5, 4), 1);
 }
 
 TEST(DeviceOfRank, IsNoOthers) {

@@ -31,10 +31,11 @@ inline std::unique_ptr<DeviceBackend> device_backend(int rank, int size,
   zero::testing::enable_host_tasks();
   auto store = c10::make_intrusive<FolderStore>(folder);
   store->setTimeout(options.timeout);
-  ConnectOptions connect{.timeout = options.timeout, .order = options.order};
-  const Place place{
-      rank, size, /*local_rank=*/rank,
-      std::make_shared<StoreExchange>(store, rank, size, options.timeout, /*server=*/-1), connect};
+  const Place place{.rank = rank,
+                    .size = size,
+                    .local_rank = rank,
+                    .log = std::make_shared<CallLog>(store, rank, size),
+                    .options = {.timeout = options.timeout, .order = options.order}};
   return std::make_unique<DeviceBackend>(
       place,
       zero::testing::emulated_transport(at::Device(at::kCPU), options.group, options.works_alone));

@@ -11,8 +11,8 @@
 
 #include <tools/models/mlp.hpp>
 #include <tools/plan/planner.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/defer.hpp>

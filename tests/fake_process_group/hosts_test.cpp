@@ -13,7 +13,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/optim/adamw.hpp>
 
 #include "unpadded.hpp"

@@ -11,7 +11,7 @@
 #include <tests/support/states.hpp>
 #include <tools/ladder/pipeline_trainer.hpp>
 #include <tools/plan/planner.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/nn/parameters.hpp>

@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -175,7 +176,8 @@ TEST(Connect, RankThatServesTheStoreLeavesLast) {
   }
 }
 
-// Its system still takes what the others send, and nobody reads it.
+// Its system still takes what the others send, and nobody reads it; nor does the store answer what
+// rank 1 asks while it waits.
 TEST(Connect, RankThatServesTheStoreIsStopped) {
   const int port = free_port();
   const Exits exits = connecting(2, [&](int rank) {
@@ -183,8 +185,7 @@ TEST(Connect, RankThatServesTheStoreIsStopped) {
     if (rank == 0) ::raise(SIGSTOP);
     communicator->exchange("here");
   });
-  expect_errors({exits[1]},
-                HasSubstr(fmt::format("the store at 127.0.0.1:{} does not answer", port)));
+  expect_errors({exits[1]}, HasSubstr("nothing from rank 0 within 4 s"));
   EXPECT_LT(exits[1].seconds, 7);  // one time limit, and not two
 }
 
@@ -212,8 +213,7 @@ TEST(Connect, ServerOfTheStoreIsStoppedBeforeAllHaveCome) {
   }
 }
 
-// More than the store takes at a time.
-TEST(Connect, LongTextsAreExchanged) {
+TEST(Connect, TextsOfAnyLengthAreExchanged) {
   expect_connected(2, [](dist::Communicator& communicator, int) {
     const auto said = [](int r) {
       std::string text(std::size_t{11} << 20, static_cast<char>('a' + r));
@@ -222,26 +222,10 @@ TEST(Connect, LongTextsAreExchanged) {
     };
     const std::vector<std::string> all = communicator.exchange(said(communicator.rank()));
     if (all != std::vector<std::string>{said(0), said(1)}) throw Error("something else was said");
+    const std::string_view end("the end\0of it", 13);
+    const std::string one(communicator.rank() == 0 ? "" : end);
+    if (communicator.exchange(one).at(1) != end) throw Error("something else was said");
     if (communicator.exchange("").at(1) != "") throw Error("something was said");
-  });
-}
-
-// A run of many steps exchanges many times: for each checkpoint, say.
-TEST(Connect, WhatWasExchangedIsForgotten) {
-  expect_connected(2, [](dist::Communicator& communicator, int port) {
-    const auto keys_after = [&](int exchanges) {
-      for (int round = 0; round < exchanges; ++round) communicator.exchange("something");
-      communicator.barrier();
-      c10d::TCPStoreOptions client;
-      client.port = static_cast<std::uint16_t>(port);
-      client.waitWorkers = false;
-      const std::int64_t keys = c10d::TCPStore("127.0.0.1", client).getNumKeys();
-      communicator.barrier();
-      return keys;
-    };
-    const std::int64_t few = keys_after(3);
-    const std::int64_t many = keys_after(30);
-    if (few != many) throw Error(fmt::format("{} keys after 3, {} after 33", few, many));
   });
 }
 

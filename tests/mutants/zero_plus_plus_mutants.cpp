@@ -3,9 +3,9 @@
 #include <memory>
 #include <utility>
 
+#include <07_zero_plus_plus/finish_work.hpp>
 #include <07_zero_plus_plus/quantized_parameters.hpp>
 #include <07_zero_plus_plus/zero_plus_plus.hpp>
-#include <zero/distributed/finish_work.hpp>
 
 #include "mutants.hpp"
 

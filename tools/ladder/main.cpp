@@ -10,13 +10,13 @@
 #include <thread>
 
 #include <tools/plots/memory_timeline.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <tools/support/json.hpp>
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/connect.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 

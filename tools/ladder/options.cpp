@@ -10,9 +10,9 @@
 #include <tools/ladder/data/dataset.hpp>
 #include <tools/models/presets.hpp>
 #include <tools/support/arguments.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 
 #include "device.hpp"
 

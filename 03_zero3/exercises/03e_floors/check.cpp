@@ -10,7 +10,7 @@
 #include <03_zero3/zero3_sharding.hpp>
 #include <grading/check.hpp>
 #include <tools/models/mlp.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/optim/adamw.hpp>

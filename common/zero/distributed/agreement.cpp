@@ -1,9 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -28,24 +30,31 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-void expect_same(const std::string& what, const std::vector<RankText>& texts) {
-  for (const auto& [rank, text] : texts) {
-    if (text == texts.front().text) continue;
-    const auto [of_first, of_other] = first_difference(texts.front().text, text);
+void verify_same(Communicator& communicator, const std::string& what, const std::string& text) {
+  verify_same(
+      communicator, what, [&] { return text; }, [](int) { return 0; });
+}
+
+void verify_same(Communicator& communicator, const std::string& what,
+                 const std::function<std::string()>& text,
+                 const std::function<int(int rank)>& place) {
+  const auto shown = [](const std::string& answer) {
+    return (is_error(answer) ? "an error: " : "") + answer.substr(1);
+  };
+  const std::vector<std::string> all = communicator.exchange(answer_of(text));
+  std::map<int, std::size_t> firsts;  // ranks, by place
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    const std::size_t first = firsts.try_emplace(place(rank), r).first->second;
+    if (all[r] == all[first]) continue;
+    const auto [of_first, of_other] = first_difference(shown(all[first]), shown(all[r]));
     throw Error(
         fmt::format("ranks disagree about {}: rank {} has {}, rank {} has {}; start all ranks "
                     "with the same program, options and files",
-                    what, texts.front().rank, of_first, rank, of_other));
+                    what, communicator.world_rank(static_cast<int>(first)), of_first,
+                    communicator.world_rank(rank), of_other));
   }
-}
-
-void verify_same(Communicator& communicator, const std::string& what, const std::string& text) {
-  std::vector<RankText> texts;
-  for (std::string& theirs : communicator.exchange(text)) {
-    const int rank = communicator.world_rank(static_cast<int>(texts.size()));
-    texts.push_back({rank, std::move(theirs)});
-  }
-  expect_same(what, texts);
+  for (const auto& [of_place, first] : firsts) content_of(all[first]);
 }
 
 std::string answer_of(const std::function<std::string()>& action) {
@@ -63,22 +72,14 @@ std::string content_of(const std::string& answer, const std::string& who) {
   return answer.substr(1);
 }
 
-std::vector<std::string> on_all_ranks(
-    const std::function<std::vector<std::string>(const std::string&)>& exchange,
-    const std::string& what, const std::function<std::string()>& action,
-    const std::function<int(int)>& world_rank) {
-  std::vector<std::string> all = exchange(answer_of(action));
+std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
+                                      const std::function<std::string()>& action) {
+  std::vector<std::string> all = communicator.exchange(answer_of(action));
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const int rank = world_rank(static_cast<int>(r));
+    const int rank = communicator.world_rank(static_cast<int>(r));
     all[r] = content_of(all[r], fmt::format("{}: rank {}: ", what, rank));
   }
   return all;
-}
-
-std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
-                                      const std::function<std::string()>& action) {
-  return on_all_ranks([&](const std::string& mine) { return communicator.exchange(mine); }, what,
-                      action, [&](int rank) { return communicator.world_rank(rank); });
 }
 
 void run_on_all_ranks(Communicator& communicator, const std::string& what,
@@ -90,6 +91,10 @@ void run_on_all_ranks(Communicator& communicator, const std::string& what,
   const std::vector<double> failed = all_gather_scalars(communicator, {is_error(mine) ? 1.0 : 0.0});
   if (std::ranges::count(failed, 0.0) == communicator.size()) return;
   on_all_ranks(communicator, what, [&] { return content_of(mine); });
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 std::uint64_t digest(const std::vector<at::Tensor>& tensors, std::uint64_t before) {

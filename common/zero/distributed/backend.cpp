@@ -1,11 +1,17 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstring>
 #include <map>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
+#include <zero/distributed/store/call_log.hpp>
+#include <zero/memory/charge.hpp>
 
 namespace zero::dist {
 namespace {
@@ -39,12 +45,40 @@ void add_backend(const std::string& name, at::DeviceType device, MakeBackend mak
 
 void verify_backend(const std::string& name) { backend(name); }
 
-void make_backends(Place& place, Connection& joined) {
+void make_backends(Connection& joined) {
+  Place& place = joined.place;
   const auto& [device, make] = backend(place.options.backend);
-  if (device != at::kCPU) joined.device = make(place);
-  if (place.size == 1) return;
+  const bool on_cpu = device == at::kCPU;
   // A GPU's driver may have memory that other processes cannot read.
-  joined.cpu = device == at::kCPU ? make(place) : make_cpu_backend(place, /*tcp=*/true);
+  if (place.size > 1) joined.cpu = on_cpu ? make(place) : make_cpu_backend(place, /*tcp=*/true);
+  if (on_cpu) return;
+  place.cpu = joined.cpu.get();
+  joined.device = make(place);
+  place.cpu = nullptr;
+}
+
+std::vector<std::string> exchange(Backend* backend, const Place& place, const std::string& text,
+                                  Call call) {
+  if (place.size == 1) return {text};
+  const memory::Charge charge(memory::Category::kCommunication);
+  call.fingerprint = place.log->add({call.public_call, "exchange of texts"});
+  const auto gather = [&](const at::Tensor& mine) {
+    call.bytes = static_cast<std::int64_t>(mine.nbytes());
+    at::Tensor all = at::empty({place.size, mine.numel()}, mine.options());
+    if (const auto work = backend->start(call, all, mine)) work->wait();
+    backend->synchronize();
+    return all;
+  };
+  const at::Tensor lengths = gather(at::full({1}, std::ssize(text), at::kLong));
+  const at::Tensor mine = at::zeros({lengths.max().item<std::int64_t>() + 1}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
+  const at::Tensor all = gather(mine);
+  std::vector<std::string> texts;
+  for (int r = 0; r < place.size; ++r) {
+    texts.emplace_back(static_cast<const char*>(all[r].const_data_ptr()),
+                       lengths[r].item<std::int64_t>());
+  }
+  return texts;
 }
 
 }  // namespace zero::dist

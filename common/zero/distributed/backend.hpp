@@ -14,8 +14,8 @@
 /// What carries tensors between ranks. CONTRIBUTING.md says how to add a backend.
 namespace zero::dist {
 
+class CallLog;
 class Link;
-class StoreExchange;
 
 /// One way of carrying tensors between the ranks of a group: what a Communicator calls. It has
 /// checked the arguments, and counts and times; a backend moves bytes and adds them up.
@@ -72,14 +72,23 @@ Backend::WorkPtr when_waited_for(Finish finish) {
 
 /// A rank among others that have met.
 struct Place {
-  int rank;
-  int size;
-  int local_rank;  ///< among the ranks of this machine
-  std::shared_ptr<StoreExchange> store;
-  ConnectOptions options;
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;                 ///< among the ranks of this machine
+  std::shared_ptr<CallLog> log = {};  ///< of the group, with the store through which it has met;
+                                      ///< null: the other ranks are made up
+  ConnectOptions options = {};
   std::vector<int> hosts = {};      ///< by rank; empty: one host
   std::shared_ptr<Link> link = {};  ///< null: as fast as the network
+  Backend* cpu = nullptr;           ///< while another one is made: that of CPU tensors
 };
+
+/// What every rank says, by rank, sent by the backend of CPU tensors (null for one rank) as two
+/// collectives like `call`. Called by all ranks of `place`; blocks.
+std::vector<std::string> exchange(Backend* backend, const Place& place, const std::string& text,
+                                  Call call = {Operation::kAllGather, Purpose::kSetup,
+                                               /*sequence=*/0, /*bytes=*/0, /*step=*/-1,
+                                               /*public_call=*/{}});
 
 /// Makes a backend. Called by all ranks of a group; may block and throw zero::Error, and may change
 /// the order of reductions in `place`.
@@ -95,26 +104,22 @@ void verify_backend(const std::string& name);
 
 /// What a communicator consists of.
 struct Connection {
-  int rank = 0;
-  int size = 1;
-  ReductionOrder order = ReductionOrder::kRankOrdered;
-  std::unique_ptr<Backend> cpu = {};          ///< null for one rank
-  std::unique_ptr<Backend> device = {};       ///< for all other tensors; null: `cpu` has them too
-  std::shared_ptr<StoreExchange> store = {};  ///< null: exchange() returns this rank's text for all
+  Place place;
+  std::unique_ptr<Backend> cpu = {};     ///< null for one rank
+  std::unique_ptr<Backend> device = {};  ///< for all other tensors; null: `cpu` has them too
   /// The connection of a group, of which this rank is rank `rank`.
   std::function<Connection(int rank, const std::vector<int>& ranks, const std::string& label)>
       split = {};
-  std::vector<int> hosts = {};  ///< by rank; empty: one host
 };
 
 /// The fastest way between CPU tensors of the ranks of `place` that ZERO_TRANSPORT, the options and
-/// the system allow (host/host_backend.cpp); with `tcp`, TCP. Called by all of them; blocks.
+/// the system allow (gloo/gloo_backend.cpp); with `tcp`, TCP. Called by all of them; blocks.
 std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp);
-/// Sets the link of `place`, which is the world (gloo/link.cpp). Called by all ranks; blocks.
-/// Throws zero::Error on all of them if they differ in ZERO_LINK.
-void open_link(Place& place);
-/// Makes the backends of `joined` for the ranks of `place`: the one of its options and, beside it,
-/// one for CPU tensors. Called by all of them; blocks.
-void make_backends(Place& place, Connection& joined);
+/// For Place::link of the world; as fast as the network until open_link() (gloo/link.hpp).
+std::shared_ptr<Link> make_link();
+void open_link(Link& link, Communicator& world);
+/// Makes the backends of `joined` for the ranks of its place: the one of its options and, beside
+/// it, one for CPU tensors. Called by all of them; blocks.
+void make_backends(Connection& joined);
 
 }  // namespace zero::dist

@@ -11,8 +11,8 @@
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/rank_order.hpp>
-#include <zero/distributed/reduce_by_exchange.hpp>
-#include <zero/distributed/store/store_exchange.hpp>
+#include <zero/distributed/store/call_log.hpp>
+#include <zero/distributed/sum_by_operations.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -54,8 +54,8 @@ std::string text_of(const at::Tensor& tensor) {
 
 Communicator::Communicator(Connection connection)
     : connection_(std::make_unique<Connection>(std::move(connection))),
-      rank_(connection_->rank),
-      size_(connection_->size),
+      rank_(connection_->place.rank),
+      size_(connection_->place.size),
       not_finite_(rank_, size_) {}
 
 Communicator::~Communicator() {
@@ -71,11 +71,10 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
                     fmt::join(ranks, ", "), rank_));
   }
   Connection connection = connection_->split(static_cast<int>(mine - ranks.begin()), ranks, label);
-  connection.hosts.clear();
-  for (const int rank : ranks) connection.hosts.push_back(host_of(rank));
+  connection.place.hosts.clear();
+  for (const int rank : ranks) connection.place.hosts.push_back(host_of(rank));
   auto group = std::make_unique<Communicator>(std::move(connection));
   group->parent_ = this;
-  group->times_.set_parent(&times_);
   group->not_finite_.set_parent(&not_finite_, ranks);
   groups_.push_back(group.get());
   return group;
@@ -86,7 +85,7 @@ int Communicator::world_rank(int rank) const {
   return log == nullptr ? rank : log->world_rank(rank);
 }
 
-ReductionOrder Communicator::order() const { return connection_->order; }
+ReductionOrder Communicator::order() const { return connection_->place.options.order; }
 
 std::string Communicator::transport() const {
   if (connection_->cpu == nullptr) return "none";
@@ -96,7 +95,7 @@ std::string Communicator::transport() const {
 }
 
 int Communicator::host_of(int rank) const {
-  const std::vector<int>& hosts = connection_->hosts;
+  const std::vector<int>& hosts = connection_->place.hosts;
   return hosts.empty() ? 0 : hosts[static_cast<std::size_t>(rank)];
 }
 
@@ -105,7 +104,7 @@ void Communicator::set_hosts(std::vector<int> hosts) {
     throw Error(
         fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
   }
-  connection_->hosts = std::move(hosts);
+  connection_->place.hosts = std::move(hosts);
 }
 
 std::unique_ptr<Backend> Communicator::replace_backend(std::unique_ptr<Backend> other) {
@@ -148,7 +147,7 @@ Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
-  return times_.track(
+  return times().track(
       call, start(call, tensor, tensor, [&](int) { return rank_ == root ? call.bytes : 0; }),
       started);
 }
@@ -161,7 +160,7 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   const Call call = begin_reduction(Operation::kReduce, purpose, wide, reduction, root);
   WorkPtr work = start(call, wide, wide, [&](int peer) { return peer == root ? call.bytes : 0; });
   if (rank_ == root) work = narrowing(call, std::move(work), wide, tensor);  // else it stays
-  return times_.track(call, std::move(work), started);
+  return times().track(call, std::move(work), started);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction) {
@@ -191,7 +190,7 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   };
   const at::Tensor sum = sends(wide) ? wide : output;
   WorkPtr work = start(call, sum, wide, [&](int peer) { return piece(peer) + piece(rank_); });
-  return times_.track(call, narrowing(call, std::move(work), sum, output), started);
+  return times().track(call, narrowing(call, std::move(work), sum, output), started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -209,7 +208,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
                              ? output
                              : wide.flatten().narrow(0, rank_ * output.numel(), output.numel());
   WorkPtr work = start(call, sum, wide, [&](int) { return call.bytes / size_; });
-  return times_.track(call, narrowing(call, std::move(work), sum, output), started);
+  return times().track(call, narrowing(call, std::move(work), sum, output), started);
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -218,7 +217,7 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpo
   check_pieces(Operation::kAllGather, "output", output, "input", input);
   Call call = begin(Operation::kAllGather, purpose, input);
   call.copy_own_chunk = copy_own_chunk;
-  return times_.track(call, start(call, output, input, [&](int) { return call.bytes; }), started);
+  return times().track(call, start(call, output, input, [&](int) { return call.bytes; }), started);
 }
 
 Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
@@ -233,8 +232,8 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpo
         text_of(input), text_of(output), size_));
   }
   const Call call = begin(Operation::kAllToAll, purpose, input);
-  return times_.track(call, start(call, output, input, [&](int) { return call.bytes / size_; }),
-                      started);
+  return times().track(call, start(call, output, input, [&](int) { return call.bytes / size_; }),
+                       started);
 }
 
 Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose) {
@@ -262,7 +261,7 @@ Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Pur
   if (operation == Operation::kSend) {
     count_bytes(call, [&](int other) { return other == peer ? call.bytes : 0; });
   }
-  return times_.track(call, backend.start(call, tensor, tensor), started);
+  return times().track(call, backend.start(call, tensor, tensor), started);
 }
 
 void Communicator::barrier() {
@@ -271,13 +270,21 @@ void Communicator::barrier() {
   at::Tensor flag = at::ones({size_}, at::kByte);
   at::Tensor mine = flag.narrow(0, rank_, 1);
   const Call call = begin(Operation::kBarrier, Purpose::kControl, mine);
-  times_.track(call, start(call, flag, mine, [](int) { return 1; }), started).wait();
+  times().track(call, start(call, flag, mine, [](int) { return 1; }), started).wait();
 }
 
 std::vector<std::string> Communicator::exchange(const std::string& text) {
   ++traffic_.at(Operation::kAllGather, Purpose::kSetup).calls;
-  if (connection_->store != nullptr) return connection_->store->exchange(text);
-  return std::vector<std::string>(static_cast<std::size_t>(size_), text);
+  if (connection_->place.log == nullptr) {
+    return std::vector<std::string>(static_cast<std::size_t>(size_), text);
+  }
+  return dist::exchange(connection_->cpu.get(), connection_->place, text,
+                        {.operation = Operation::kAllGather,
+                         .purpose = Purpose::kSetup,
+                         .sequence = sequence_++,
+                         .bytes = 0,
+                         .step = step(),
+                         .public_call = running().public_call});
 }
 
 Call Communicator::begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int root) {
@@ -311,9 +318,7 @@ Call Communicator::begin_reduction(Operation operation, Purpose purpose, const a
   return call;
 }
 
-CallLog* Communicator::call_log() const {
-  return connection_->store == nullptr ? nullptr : &connection_->store->call_log();
-}
+CallLog* Communicator::call_log() const { return connection_->place.log.get(); }
 
 Running Communicator::running() const {
   const CallLog* const log = call_log();
@@ -360,26 +365,19 @@ bool Communicator::matches_calls() const {
 
 void Communicator::progress() {
   const auto started = Clock::now();
-  progress_with_groups();
-  times_.note_exposed("progress", nullptr, started);
+  with_groups(&Backend::progress);
+  times().note_exposed("progress", nullptr, started);
 }
 
 void Communicator::synchronize() {
-  parent_ != nullptr ? parent_->synchronize() : synchronize_with_groups();
+  parent_ != nullptr ? parent_->synchronize() : with_groups(&Backend::synchronize);
 }
 
-void Communicator::progress_with_groups() {
+void Communicator::with_groups(void (Backend::*does)()) {
   for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
-    if (backend != nullptr) backend->progress();
+    if (backend != nullptr) (backend->*does)();
   }
-  for (Communicator* group : groups_) group->progress_with_groups();
-}
-
-void Communicator::synchronize_with_groups() {
-  for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
-    if (backend != nullptr) backend->synchronize();
-  }
-  for (Communicator* group : groups_) group->synchronize_with_groups();
+  for (Communicator* const group : groups_) group->with_groups(does);
 }
 
 void Communicator::set_step(std::int64_t step) {

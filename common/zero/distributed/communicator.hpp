@@ -104,7 +104,7 @@ class Communicator final {
   void synchronize();
 
   /// Blocks until every rank has passed its text; returns the texts in rank order. For start-up
-  /// checks: slow, through the store. Counts as a call for Purpose::kSetup, without bytes. Throws
+  /// checks: CPU tensors carry it. Counts as one call for Purpose::kSetup, without bytes. Throws
   /// zero::Error that names the ranks that were too late.
   std::vector<std::string> exchange(const std::string& text);
 
@@ -128,9 +128,9 @@ class Communicator final {
 
   /// What this rank has sent since it was connected, in groups split from this one too.
   const Traffic& traffic() const { return traffic_; }
-  /// How long this rank has waited, and for what.
-  WorkTimes& times() { return times_; }
-  const WorkTimes& times() const { return times_; }
+  /// How long this rank has waited, and for what: of root().
+  WorkTimes& times() { return parent_ != nullptr ? parent_->times() : times_; }
+  const WorkTimes& times() const { return root().times_; }
 
   /// Sets the training step that error messages name, in groups split from this one too.
   void set_step(std::int64_t step);
@@ -156,8 +156,7 @@ class Communicator final {
   void count_bytes(const Call& call, const BytesTo& bytes_to);
   CallLog* call_log() const;
   Running running() const;
-  void progress_with_groups();
-  void synchronize_with_groups();
+  void with_groups(void (Backend::*does)());
   void check_rank(Operation operation, int peer) const;
   void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
                     const char* piece_is, const at::Tensor& piece, bool same_dtype = true) const;

@@ -11,10 +11,11 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/variable.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect_in_folder.hpp>
 #include <zero/distributed/environment.hpp>
-#include <zero/distributed/store/connect_through.hpp>
+#include <zero/distributed/store/call_log.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 
 namespace zero::dist {
@@ -39,10 +40,6 @@ std::vector<int> missing_of(const StorePtr& store, const std::vector<std::string
   return missing;
 }
 
-std::string text_of_ranks(const std::vector<int>& ranks, std::size_t size) {
-  return fmt::format("rank{} {} of {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), size);
-}
-
 // Returns when all have come, or says whom rank 0 waits for: nobody may have started them.
 // `said_by`: see RankEnvironment.
 void say_who_is_missing(const StorePtr& store, const std::vector<std::string>& keys,
@@ -51,18 +48,20 @@ void say_who_is_missing(const StorePtr& store, const std::vector<std::string>& k
   while (!store->check(keys)) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     if (std::chrono::steady_clock::now() < soon) continue;
-    log_error(fmt::format("rank 0 waits for {}, as {} say{}",
-                          text_of_ranks(missing_of(store, keys), keys.size()), said_by,
+    log_error(fmt::format("rank 0 waits for {} of {}, as {} say{}",
+                          ranks_text(missing_of(store, keys)), keys.size(), said_by,
                           said_by.starts_with("SLURM") ? ": srun must start the program" : ""));
     return;
   }
 }
 
-// Names the missing ranks before the backend tries to connect; its own message would not.
-void wait_for_everybody(const StorePtr& store, int rank, int size,
-                        std::chrono::milliseconds timeout, const std::string& said_by) {
+// Returns what every rank says. Names the missing ranks before the backend tries to connect; its
+// own message would not.
+std::vector<std::string> wait_for_everybody(const StorePtr& store, int rank, int size,
+                                            std::chrono::milliseconds timeout,
+                                            const std::string& said_by, const std::string& text) {
   const auto key = [](int r) { return fmt::format("here/{}", r); };
-  store->set(key(rank), std::vector<std::uint8_t>{1});
+  store->set(key(rank), text);
   std::vector<std::string> keys;
   for (int r = 0; r < size; ++r) keys.push_back(key(r));
   try {
@@ -72,6 +71,9 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
       throw Error(fmt::format("rank {} has waited for all ranks for {} s and given up",
                               store->get_to_str(kGaveUp), timeout.count() / 1000.0));
     }
+    std::vector<std::string> texts;
+    for (const std::string& of_rank : keys) texts.push_back(store->get_to_str(of_rank));
+    return texts;
   } catch (const Error& error) {
     throw Error(fmt::format("not all ranks came: {}", error.what()));
   } catch (const std::exception& error) {
@@ -83,46 +85,31 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
     }
     tell_that_it_gave_up(store, rank);
     throw Error(fmt::format(
-        "{} did not come within {} s: start {} ranks in all with the same address and port",
-        text_of_ranks(missing, keys.size()), timeout.count() / 1000.0, size));
+        "{} of {} did not come within {} s: start {} ranks in all with the same address and port",
+        ranks_text(missing), size, timeout.count() / 1000.0, size));
   }
-}
-
-Connection join(Place place);
-
-// The connection of a group of these ranks, of which this rank is rank `rank`.
-Connection split(const Place& place, int rank, const std::vector<int>& ranks,
-                 const std::string& label) {
-  Place group = place;
-  group.rank = rank;
-  group.size = static_cast<int>(ranks.size());
-  group.hosts.clear();
-  for (const int r : ranks) group.hosts.push_back(place.hosts[static_cast<std::size_t>(r)]);
-  StorePtr store;
-  if (group.size > 1) {
-    store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), place.store->store());
-  }
-  const auto server = std::find(ranks.begin(), ranks.end(), place.store->server());
-  group.store = std::make_shared<StoreExchange>(
-      store, rank, group.size, place.options.timeout,
-      server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin()));
-  std::vector<int> world_ranks;
-  for (const int r : ranks) world_ranks.push_back(place.store->call_log().world_rank(r));
-  group.store->call_log().set_world_ranks(std::move(world_ranks));
-  return join(std::move(group));
 }
 
 // Called by all ranks of the group that `place` describes.
 Connection join(Place place) {
-  Connection joined{.rank = place.rank, .size = place.size};
-  make_backends(place, joined);
-  joined.order = place.options.order;
-  joined.store = place.store;
-  joined.hosts = place.hosts;
-  joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,
-                                            const std::string& label) {
-    return split(place, rank, ranks, label);
+  Connection joined{.place = std::move(place)};
+  make_backends(joined);
+  joined.split = [place = joined.place](int rank, const std::vector<int>& ranks,
+                                        const std::string& label) {
+    Place group = place;
+    group.rank = rank;
+    group.size = static_cast<int>(ranks.size());
+    std::vector<int> world_ranks;
+    for (const int r : ranks) world_ranks.push_back(place.log->world_rank(r));
+    StorePtr store;
+    if (group.size > 1) {
+      store = c10::make_intrusive<c10d::PrefixStore>(
+          fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), place.log->store());
+    }
+    group.log = std::make_shared<CallLog>(store, rank, group.size, std::move(world_ranks));
+    group.hosts.clear();
+    for (const int r : ranks) group.hosts.push_back(place.hosts[static_cast<std::size_t>(r)]);
+    return join(std::move(group));
   };
   return joined;
 }
@@ -148,7 +135,7 @@ std::vector<int> hosts_of(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
+std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, int size,
                                               int local_rank, ConnectOptions options, int patience,
                                               const std::string& said_by) {
   options.timeout = time_limit(options.timeout);
@@ -162,12 +149,14 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, 
         "it");
   }
   StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
-  wait_for_everybody(store, rank, size, patience * options.timeout, said_by);
-  auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
-  std::vector<int> hosts = hosts_of(exchange->exchange(text_of_host(rank)));
-  Place world{rank, size, local_rank, std::move(exchange), options, std::move(hosts)};
-  open_link(world);
-  return std::make_unique<Communicator>(join(std::move(world)));
+  const auto hosts = wait_for_everybody(store, rank, size, patience * options.timeout, said_by,
+                                        text_of_host(rank));
+  const auto link = make_link();
+  auto log = std::make_shared<CallLog>(store, rank, size);
+  auto world = std::make_unique<Communicator>(
+      join({rank, size, local_rank, std::move(log), options, hosts_of(hosts), link}));
+  open_link(*link, *world);
+  return world;
 }
 
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
@@ -176,13 +165,13 @@ std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& fol
   options.loopback = true;
   auto store = c10::make_intrusive<FolderStore>(folder);
   store->setTimeout(time_limit(options.timeout));
-  return connect_through(store, /*server=*/-1, rank, size, /*local_rank=*/rank, options);
+  return connect_through(store, rank, size, /*local_rank=*/rank, options);
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
-  auto exchange = std::make_shared<StoreExchange>(options.timeout);
+  auto log = std::make_shared<CallLog>(nullptr, /*rank=*/0, /*size=*/1);
   return std::make_unique<Communicator>(
-      join({0, 1, /*local_rank=*/0, std::move(exchange), options, /*hosts=*/{0}}));
+      join({.log = std::move(log), .options = options, .hosts = {0}}));
 }
 
 }  // namespace zero::dist

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include <cctype>
-#include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -40,14 +40,14 @@ const char* variable(const char* name) { return *name == '\0' ? nullptr : std::g
 
 int number(const char* name, int low, int high) {
   const std::string text = variable(name);
-  errno = 0;
-  char* end = nullptr;
-  const long value = std::strtol(text.c_str(), &end, 10);
-  if (errno != 0 || text.empty() || *end != '\0' || value < low || value > high) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  if (const auto [read, problem] = std::from_chars(text.data(), end, value);
+      problem != std::errc() || read != end || value < low || value > high) {
     throw Error(fmt::format("{}='{}' makes no sense: a whole number from {} to {} is needed", name,
                             text, low, high));
   }
-  return static_cast<int>(value);
+  return value;
 }
 
 int number_or(const char* name, int otherwise, int low, int high) {

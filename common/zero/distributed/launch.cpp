@@ -32,38 +32,35 @@ namespace zero::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Meeting = c10::intrusive_ptr<FolderStore>;
 
 // An anonymous file that parent and child share.
 class SharedFile {
  public:
-  SharedFile() : descriptor_(static_cast<int>(::syscall(SYS_memfd_create, "zero", 0U))) {
-    if (descriptor_ < 0) throw Error(fmt::format("memfd_create failed: {}", std::strerror(errno)));
+  SharedFile() {
+    if (descriptor < 0) throw failure("made");
   }
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
-  ~SharedFile() { ::close(descriptor_); }
-
-  int descriptor() const { return descriptor_; }
+  ~SharedFile() { ::close(descriptor); }
 
   void write(const std::string& text) const {
-    std::ofstream file(path(), std::ios::binary);
-    if (!(file << text).flush()) throw failure("written");
+    if (!(std::ofstream(path()) << text).flush()) throw failure("written");
   }
-
   std::string read() const {
-    std::ifstream file(path(), std::ios::binary);
+    std::ifstream file(path());
     if (!file) throw failure("read");
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
+  const int descriptor = static_cast<int>(::syscall(SYS_memfd_create, "zero", 0U));
+
  private:
-  std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+  std::string path() const { return fmt::format("/proc/self/fd/{}", descriptor); }
   Error failure(const char* what) const {
-    return Error(fmt::format("what a rank has said cannot be {} at {}: {}", what, path(),
+    return Error(fmt::format("the file of what a rank says cannot be {} at {}: {}", what, path(),
                              std::strerror(errno)));
   }
-
-  int descriptor_;
 };
 
 struct Child {
@@ -75,8 +72,8 @@ struct Child {
   RankExit exit;
 };
 
-// While it lives, a SIGTERM to this process goes on to its ranks, and to the handler that the
-// program has set. (Ctrl-C in a terminal reaches all by itself.)
+// Until stop() a SIGTERM to this process goes on to its ranks. (Ctrl-C in a terminal reaches all by
+// itself.)
 class PassesOnSigterm {
  public:
   explicit PassesOnSigterm(const std::vector<Child>& ranks) : ranks_(ranks) {
@@ -84,8 +81,8 @@ class PassesOnSigterm {
     PassesOnSigterm* none = nullptr;  // another thread may start ranks as well
     if (before_.sa_handler == SIG_IGN || !active.compare_exchange_strong(none, this)) return;
     struct sigaction action = {};
-    action.sa_sigaction = &pass_on;
-    action.sa_flags = SA_SIGINFO | SA_RESTART;
+    action.sa_handler = &pass_on;
+    action.sa_flags = SA_RESTART;
     ::sigaction(SIGTERM, &action, nullptr);
     // One that comes while ranks are started waits for the last of them.
     sigset_t term;
@@ -110,24 +107,15 @@ class PassesOnSigterm {
     started();
   }
 
-  /// Whether one has come that would have ended this process.
-  bool ends_process() const {
-    return heard_ && (before_.sa_flags & SA_SIGINFO) == 0 && before_.sa_handler == SIG_DFL;
-  }
+  bool heard() const { return heard_; }
 
  private:
-  static void pass_on(int signal, siginfo_t* info, void* context) {
+  static void pass_on(int signal) {
     const int error = errno;
     if (PassesOnSigterm* const all = active.load()) {
       all->heard_ = true;
       for (const Child& rank : all->ranks_) {
         if (rank.running) ::kill(rank.pid, signal);
-      }
-      const struct sigaction& before = all->before_;
-      if ((before.sa_flags & SA_SIGINFO) != 0) {
-        before.sa_sigaction(signal, info, context);
-      } else if (before.sa_handler != SIG_DFL) {
-        before.sa_handler(signal);
       }
     }
     errno = error;
@@ -173,8 +161,8 @@ bool has_other_threads() {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) std::_Exit(1);  // the parent died before the line above
   if (options.capture_output) {
-    ::dup2(child.output.descriptor(), STDOUT_FILENO);
-    ::dup2(child.output.descriptor(), STDERR_FILENO);
+    ::dup2(child.output.descriptor, STDOUT_FILENO);
+    ::dup2(child.output.descriptor, STDERR_FILENO);
   }
   int code = 0;
   const auto run = [&] { code = give_up_unfinished(run_function(rank, child, options, function)); };
@@ -256,9 +244,9 @@ std::string how_it_ended(const RankExit& exit) {
   return fmt::format("rank {} ended with exit code {}", exit.rank, exit.exit_code);
 }
 
-// Blocks until all have ended; passes the first failure to `others_hear`.
+// Blocks until all have ended. Those that wait in `meeting` hear of the first failure.
 void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::time_point started,
-           const std::function<void(const std::string& how)>& others_hear) {
+           const Meeting& meeting) {
   std::optional<Clock::time_point> deadline;
   if (options.total_timeout.count() > 0) deadline = started + options.total_timeout;
   bool failed = false;
@@ -271,7 +259,11 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
         std::ranges::find_if(children, [](const Child& c) { return !c.running && !c.exit.ok(); });
     if (failure != children.end() && !failed) {
       failed = true;
-      others_hear(how_it_ended(failure->exit));
+      try {
+        if (meeting) meeting->set(kFailedKey, how_it_ended(failure->exit));
+      } catch (const Error&) {
+        // The ranks time out instead, and the launcher still reports the failure.
+      }
       const auto limit = Clock::now() + options.connect.timeout + options.grace;
       deadline = deadline ? std::min(*deadline, limit) : limit;
     }
@@ -291,11 +283,20 @@ void verify_is_no_rank(int ranks) {
 
 int descriptor_of(pid_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)); }
 
-// Forks the ranks and waits for them. `terminated`: whether a SIGTERM is to end this process now.
+std::vector<RankExit> exits_of(std::vector<Child>& children) {
+  std::vector<RankExit> exits;
+  for (Child& child : children) {
+    child.exit.result = child.result.read();
+    child.exit.output = child.output.read();
+    exits.push_back(std::move(child.exit));
+  }
+  return exits;
+}
+
+// Forks the ranks and waits for them.
 std::vector<RankExit> run_processes(LaunchOptions options,
                                     const std::function<std::string(int)>& function,
-                                    const std::function<void(const std::string&)>& others_hear,
-                                    bool& terminated) {
+                                    Meeting meeting) {
   if (options.world_size < 1) {
     throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
   }
@@ -324,54 +325,32 @@ std::vector<RankExit> run_processes(LaunchOptions options,
       }
     }
     signals.started();
-    watch(children, options, started, others_hear);
+    watch(children, options, started, meeting);
   } catch (...) {
     kill_the_rest(children, started);  // otherwise they would run unwatched
     throw;
   }
-  terminated = signals.ends_process();
-  std::vector<RankExit> exits;
-  for (Child& child : children) {
-    child.exit.result = child.result.read();
-    child.exit.output = child.output.read();
-    exits.push_back(std::move(child.exit));
-  }
-  return exits;
+  signals.stop();
+  meeting.reset();  // removes the folder
+  // Now it is for the program's handler, or ends this process.
+  if (signals.heard()) ::raise(SIGTERM);
+  return exits_of(children);
 }
 
 }  // namespace
 
 std::vector<RankExit> fork_processes(const LaunchOptions& options,
                                      const std::function<std::string(int)>& function) {
-  bool terminated = false;
-  auto exits = run_processes(
-      options, function, [](const std::string&) {}, terminated);
-  if (terminated) ::raise(SIGTERM);
-  return exits;
+  return run_processes(options, function, {});
 }
 
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
   verify_is_no_rank(options.world_size);
   auto meeting = c10::make_intrusive<FolderStore>();
-  bool terminated = false;
-  auto exits = run_processes(
-      options,
-      [&](int rank) {
-        const auto communicator =
-            connect_in_folder(meeting->folder(), rank, options.world_size, options.connect);
-        return function(*communicator);
-      },
-      [&](const std::string& how) {
-        try {
-          meeting->set(kFailedKey, how);
-        } catch (const Error&) {
-          // The ranks time out instead, and the launcher still reports the failure.
-        }
-      },
-      terminated);
-  meeting.reset();  // removes the folder
-  if (terminated) ::raise(SIGTERM);
-  return exits;
+  const auto connected = [&, folder = meeting->folder()](int rank) {
+    return function(*connect_in_folder(folder, rank, options.world_size, options.connect));
+  };
+  return run_processes(options, connected, std::move(meeting));
 }
 
 std::string describe_failures(const std::vector<RankExit>& exits) {

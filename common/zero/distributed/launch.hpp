@@ -50,7 +50,7 @@ using RankFunction = std::function<std::string(Communicator&)>;
 /// Ranks that wait there for a failed rank are told of the failure. If the calling process has
 /// other threads, such as LibTorch's after a large operation, `function` runs in a new thread of
 /// each rank. If the caller dies, its ranks are killed; a SIGTERM to it goes on to them, so that
-/// they may save, and ends the caller when they have ended, unless it has a handler. Throws
+/// they may save, and to the caller itself when they have ended. Throws
 /// zero::Error if the caller is a rank of torchrun, mpirun or srun itself (rank_environment()), of
 /// several.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);

@@ -12,7 +12,6 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/connect_in_folder.hpp>
 #include <zero/distributed/mesh.hpp>
-#include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
 namespace {
@@ -163,64 +162,13 @@ int Mesh::place(int rank, const AxisNames& axes) const {
 }
 
 void Mesh::verify_same_at(const AxisNames& axes, const std::string& what,
-                          const std::string& text) const {
-  std::map<int, std::vector<RankText>> by_place;
-  int rank = 0;
-  for (const std::string& theirs : world_->exchange(text)) {
-    by_place[place(rank, axes)].push_back({world_->world_rank(rank), theirs});
-    ++rank;
-  }
-  for (const auto& [of_place, texts] : by_place) expect_same(what, texts);
-  for (const auto& [of_place, texts] : by_place) {
-    const std::string& theirs = texts.front().text;
-    if (theirs.starts_with(kAnError)) throw Error(theirs.substr(kAnError.size()));
-  }
+                          const std::function<std::string()>& text) const {
+  verify_same(*world_, what, text, [&](int rank) { return place(rank, axes); });
 }
 
 bool Mesh::any(bool mine) const {
   const std::vector<double> all = all_gather_scalars(*world_, {mine ? 1.0 : 0.0});
   return std::ranges::any_of(all, [](double of_rank) { return of_rank != 0; });
-}
-
-// The groups of average(), that of the last axis first.
-std::vector<Communicator*> Mesh::averaged_over() const {
-  std::vector<Communicator*> groups;
-  for (std::size_t a = axes_.size(); a-- > 0;) {
-    if (!splits_model(axes_[a].name)) groups.push_back(&along(axes_[a].name));
-  }
-  return groups;
-}
-
-void Mesh::average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const {
-  at::Tensor sum = tensor;
-  if (type == ReduceType::kFloat32 && at::isReducedFloatingType(tensor.scalar_type())) {
-    const memory::Charge charge(memory::Category::kCommunication);
-    sum = tensor.detach().to(at::kFloat);
-  }
-  const std::vector<Communicator*> groups = averaged_over();
-  int ranks = 1;
-  for (const Communicator* group : groups) ranks *= group->size();
-  int added = 1;  // ranks whose values are in the sum
-  for (Communicator* const group : groups) {
-    if (group->size() == 1) continue;
-    const bool first = added == 1;
-    added *= group->size();
-    if (added < ranks) {
-      group->all_reduce(sum, purpose, {ReduceOp::kSum, type}).wait();
-      continue;
-    }
-    const Reduction last =
-        first ? Reduction(ReduceOp::kAverage, type) : Reduction::average_of_sums(ranks, type);
-    group->all_reduce(tensor, sum, purpose, last).wait();
-  }
-}
-
-std::int64_t Mesh::average_bytes(std::int64_t elements, std::int64_t element_size) const {
-  std::int64_t bytes = 0;
-  for (const Communicator* group : averaged_over()) {
-    bytes += all_reduce_bytes(elements, element_size, group->rank(), group->size());
-  }
-  return bytes;
 }
 
 std::string Mesh::text() const { return text_of(axes_); }

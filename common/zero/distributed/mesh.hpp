@@ -86,24 +86,12 @@ class Mesh {
     return place(rank, axes) == place(world_->rank(), axes);
   }
 
-  /// What a text begins with that says what is wrong.
-  static constexpr std::string_view kAnError = "an error: ";
-  /// Blocks until all ranks have called it; throws zero::Error on every rank if texts of ranks with
-  /// the same place on `axes` differ, naming `what`, two ranks and their texts, or if all ranks of
-  /// a place have an error, which it says.
+  /// verify_same() of agreement.hpp over world(): ranks with the same place on `axes` are of one
+  /// place.
   void verify_same_at(const AxisNames& axes, const std::string& what,
-                      const std::string& text) const;
+                      const std::function<std::string()>& text) const;
   /// Whether `mine` is true on any rank. Called by all ranks; blocks.
   bool any(bool mine) const;
-
-  /// Averages `tensor` over the ranks of all axes but "tensor" and "pipeline", in place, in the
-  /// order of the mesh: the sums along the last axis are added along the axis before it, and so on;
-  /// ((r0+…+r(S-1)) + (rS+…) + …) / N. The sum is divided once. With ReduceType::kFloat32, sums of
-  /// 2-byte types stay in float32 on the way. On an axis of n ranks each sends 2 (n-1)/n of it.
-  /// Throws zero::Error for integers. Called by all ranks; blocks.
-  void average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const;
-  /// Bytes that this rank sends in average() of `elements` elements.
-  std::int64_t average_bytes(std::int64_t elements, std::int64_t element_size) const;
 
   /// "replica 2 x shard 4"
   std::string text() const;
@@ -111,7 +99,6 @@ class Mesh {
  private:
   void cut(Communicator& ranks, std::vector<Axis>& axes);
   Communicator& group(std::string_view axis) const;
-  std::vector<Communicator*> averaged_over() const;
 
   Communicator* world_;
   std::vector<Axis> axes_;

@@ -14,9 +14,9 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/set_variable.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
 
 namespace zero::dist {
@@ -35,6 +35,17 @@ std::vector<Mesh::Axis> two(int replicas, int shards) {
 // The ranks of a group by their numbers in the world.
 std::vector<double> members(Communicator& group, int rank) {
   return all_gather_scalars(group, {static_cast<double>(rank)});
+}
+
+// Inside groups, then between them, from `sum` to `average`.
+void average(const Mesh& mesh, const at::Tensor& average, const at::Tensor& sum) {
+  Communicator &inside = mesh.along("shard"), &between = mesh.along("replica");
+  inside.all_reduce(sum, Purpose::kGradient, ReduceOp::kSum).wait();
+  const int ranks = inside.size() * between.size();
+  between
+      .all_reduce(average, sum, Purpose::kGradient,
+                  Reduction::average_of_sums(ranks, ReduceType::kOwn))
+      .wait();
 }
 
 TEST(Mesh, HasAGroupAlongEachAxisAndTheLastAxisVariesFastest) {
@@ -64,7 +75,7 @@ TEST(Mesh, CanBeOfThreeAxesAndOfOneOfThemAgain) {
     EXPECT_THAT(members(data.along("shard"), rank), ElementsAre(first, first + 2));
     const std::int64_t before = world.traffic().bytes(Purpose::kGradient);
     at::Tensor t = at::ones({64});
-    data.average(t, Purpose::kGradient, ReduceType::kOwn);
+    average(data, t, t);
     EXPECT_TRUE(at::equal(t, at::ones({64})));
     // The groups of a group count for the world.
     EXPECT_EQ(world.traffic().bytes(Purpose::kGradient) - before, 2 * 256);
@@ -91,9 +102,12 @@ TEST(Mesh, AveragesInItsOrder) {
     ASSERT_FALSE(at::equal(tree, flat));
     at::Tensor mine = values_of(world.rank(), kElements);
     const Traffic before = world.traffic();
-    mesh.average(mine, Purpose::kGradient, ReduceType::kOwn);
+    average(mesh, mine, mine);
     EXPECT_TRUE(at::equal(mine, tree / at::full({}, 6.0F)));
-    EXPECT_EQ(world.traffic().since(before).bytes(), mesh.average_bytes(kElements, 4));
+    const Communicator &inside = mesh.along("shard"), &between = mesh.along("replica");
+    EXPECT_EQ(world.traffic().since(before).bytes(),
+              all_reduce_bytes(kElements, 4, inside.rank(), inside.size()) +
+                  all_reduce_bytes(kElements, 4, between.rank(), between.size()));
   });
 }
 
@@ -107,10 +121,10 @@ TEST(Mesh, RoundsSumsInFloat32Once) {
       const auto wide = [&](int rank) { return of(rank).to(at::kFloat); };
       const at::Tensor once = (((wide(0) + wide(1)) + (wide(2) + wide(3))) / 4).to(dtype);
       at::Tensor mine = of(world.rank());
-      mesh.average(mine, Purpose::kGradient, ReduceType::kFloat32);
+      average(mesh, mine, mine.to(at::kFloat));
       EXPECT_TRUE(at::equal(mine, once));
       at::Tensor twice = of(world.rank());
-      mesh.average(twice, Purpose::kGradient, ReduceType::kOwn);
+      average(mesh, twice, twice);
       EXPECT_FALSE(at::equal(twice, once)) << "sums that travel in 2 bytes are rounded there";
     }
   });

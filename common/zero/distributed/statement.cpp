@@ -1,8 +1,6 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -56,12 +54,10 @@ std::vector<std::vector<double>> exchange(const Mesh& mesh, const Statement& min
   }
   if (!wrong) return numbers;
   throw_problem(mesh.world(), mine.problem);
-  for (const auto& [what, text, axes] : mine.topics) mesh.verify_same_at(axes, what, text);
+  for (const Statement::Topic& topic : mine.topics) {
+    mesh.verify_same_at(topic.axes, topic.what, [&] { return topic.text; });
+  }
   return numbers;
-}
-
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 }  // namespace zero::dist

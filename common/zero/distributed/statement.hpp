@@ -27,7 +27,4 @@ struct Statement {
 /// wrong. Throws zero::Error on all ranks if one has a problem or texts differ.
 std::vector<std::vector<double>> exchange(const Mesh& mesh, const Statement& mine);
 
-/// "rank 1", "ranks 1, 3": for messages.
-std::string ranks_text(const std::vector<int>& ranks);
-
 }  // namespace zero::dist

@@ -79,9 +79,7 @@ Work WorkTimes::track(const Call& call, std::unique_ptr<Work::Pending> work,
                       Clock::time_point started) {
   note_exposed("start", &call, started);
   if (work == nullptr) return Work();
-  for (WorkTimes* times = this; times != nullptr; times = times->parent_) {
-    if (times->in_flight_++ == 0) times->in_flight_since_ = started;
-  }
+  if (in_flight_++ == 0) in_flight_since_ = started;
   return Work(std::make_unique<TimedWork>(std::move(work), *this, call, started));
 }
 
@@ -94,7 +92,6 @@ double WorkTimes::in_flight_seconds() const {
 void WorkTimes::note_exposed(const char* what, const Call* call, Clock::time_point from) {
   const auto now = Clock::now();
   exposed_seconds_ += std::chrono::duration<double>(now - from).count();
-  if (parent_ != nullptr) parent_->note_exposed(what, call, from);
   if (activities_ == nullptr) return;
   activities_->push_back({Activity::Kind::kExposed,
                           call ? fmt::format("{} {}", what, call->title()) : std::string(what),
@@ -103,7 +100,6 @@ void WorkTimes::note_exposed(const char* what, const Call* call, Clock::time_poi
 
 void WorkTimes::note_complete(const Call& call, Clock::time_point started) {
   const auto now = Clock::now();
-  if (parent_ != nullptr) parent_->note_complete(call, started);
   if (--in_flight_ == 0) {
     in_flight_seconds_ += std::chrono::duration<double>(now - in_flight_since_).count();
   }

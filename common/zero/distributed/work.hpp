@@ -101,8 +101,8 @@ class Work {
   std::unique_ptr<Pending> work_;
 };
 
-/// How long the operations of a communicator are in flight, and how long its thread spends on them:
-/// Communicator::times(). Those of groups split from it count, too.
+/// How long the operations of a communicator and of groups split from it are in flight, and how
+/// long their thread spends on them: Communicator::times().
 class WorkTimes {
  public:
   /// Seconds that this rank has spent inside wait() of any handle, in progress(), and starting
@@ -116,8 +116,6 @@ class WorkTimes {
   /// next call; null ends recording. Operations in flight are added when they end.
   void record(std::vector<Activity>* activities) { activities_ = activities; }
 
-  /// From now on all times count for `parent` too, which must outlive this object.
-  void set_parent(WorkTimes* parent) { parent_ = parent; }
   /// Returns the handle of `work`, which the thread began to start at `started`. No work: there is
   /// nothing to wait for. The handle uses this object.
   Work track(const Call& call, std::unique_ptr<Work::Pending> work, Activity::TimePoint started);
@@ -129,7 +127,6 @@ class WorkTimes {
   class TimedWork;
   void note_complete(const Call& call, Activity::TimePoint started);
 
-  WorkTimes* parent_ = nullptr;
   double exposed_seconds_ = 0.0;
   double in_flight_seconds_ = 0.0;
   int in_flight_ = 0;  // operations

@@ -178,7 +178,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
   // A rank whose model is right sends another text in the constructor's comparison, so that all
   // ranks throw.
   arguments.mesh.verify_same_at({"pipeline"}, kModelOrStrategy,
-                                std::string(dist::Mesh::kAnError) + wrong);
+                                [&]() -> std::string { throw Error(wrong); });
   throw Error(wrong);
 }
 

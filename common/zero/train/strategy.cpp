@@ -69,7 +69,8 @@ Strategy::Strategy(const StrategyArguments& arguments)
               {.ready = [this](std::size_t i) { gradient_ready(i); },
                .drop = [this] { zero_grad(); }}) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
-  mesh_.verify_same_at({"pipeline"}, kModelOrStrategy, description(list_, arguments));
+  mesh_.verify_same_at({"pipeline"}, kModelOrStrategy,
+                       [&] { return description(list_, arguments); });
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);
@@ -82,7 +83,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
 // Ranks that differ would average the gradients of one parameter and update another way each.
 void Strategy::make_optimizer(const optim::OptimizerFactory& make,
                               const std::vector<at::Tensor>& parameters) {
-  const std::string answer = dist::answer_of([&] {
+  mesh_.verify_same_at({"pipeline"}, "the optimizer and its parameter groups", [&] {
     if (make) optimizer_ = make(parameters);
     if (!optimizer_) throw Error("there is no optimizer: the function that makes it returned none");
     optim::check_settings(optimizer_->settings());
@@ -92,9 +93,6 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
     }
     return groups;
   });
-  const std::string_view error = dist::is_error(answer) ? dist::Mesh::kAnError : "";
-  mesh_.verify_same_at({"pipeline"}, "the optimizer and its parameter groups",
-                       std::string(error) + answer.substr(1));
 }
 
 Strategy::~Strategy() = default;

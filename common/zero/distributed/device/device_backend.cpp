@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -5,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -13,7 +15,8 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/device/device_backend.hpp>
-#include <zero/distributed/reduce_by_exchange.hpp>
+#include <zero/distributed/sum_by_operations.hpp>
+#include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
 namespace {
@@ -25,6 +28,19 @@ c10::Stream new_stream(at::Device device) {
 
 }  // namespace
 
+void verify_own_devices(const std::vector<std::string>& identities) {
+  std::map<std::string, std::size_t> users;
+  for (std::size_t rank = 0; rank < identities.size(); ++rank) {
+    const auto [other, first] = users.emplace(identities[rank], rank);
+    if (first) continue;
+    throw Error(
+        fmt::format("ranks {} and {} would both use {}: give each rank a GPU of its own (start "
+                    "as many ranks on a machine as it has GPUs), or let ranks share one: NCCL 2.30 "
+                    "with NCCL_MULTI_RANK_GPU_ENABLE=1",
+                    other->second, rank, identities[rank]));
+  }
+}
+
 DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
     : place_(place), transport_(std::move(transport)) {
   // The group takes the device of the tensors; allocations without an index follow the current one.
@@ -32,7 +48,7 @@ DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
 }
 
 DeviceGroup DeviceBackend::new_group(const std::string& name) const {
-  StorePtr store = place_.store->store();
+  StorePtr store = place_.log->store();
   if (store == nullptr) store = c10::make_intrusive<c10d::HashStore>();  // of one rank
   return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), place_.rank,
                                place_.size, place_.options.timeout);
@@ -45,27 +61,34 @@ DeviceBackend::~DeviceBackend() {
     for (const auto& [name, group] : groups_) group->shutdown();
   } catch (const std::exception& error) {
     log_error(fmt::format("rank {}: the connections of {} could not be closed: {}",
-                          place_.store->call_log().world_rank(place_.rank), transport_.name,
+                          place_.log->world_rank(place_.rank), transport_.name,
                           first_line(error.what())));
   }
 }
 
-Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const Pieces& pieces) {
-  return fly(call, {pieces.input, pieces.output}, [&] {
-    const Exchange exchange = [&](std::vector<at::Tensor> incoming,
-                                  std::vector<at::Tensor> outgoing) {
-      launch(call, [&](c10d::Backend& group) { return group.alltoall(incoming, outgoing); });
-    };
-    std::vector<at::Tensor> all;
-    for (int r = 0; r < place_.size; ++r) all.push_back(pieces.of(r));
-    reduce_by_exchange(all, pieces.output, place_.rank, call.divisor, pieces.gather, exchange);
+// Every rank gets all contributions, and adds up what it keeps.
+Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const at::Tensor& output,
+                                                const at::Tensor& input) {
+  return fly(call, {output, input}, [this, call, to = output.flatten(), from = input.flatten()] {
+    const memory::Charge charge(memory::Category::kCommunication);
+    at::Tensor all = at::empty({place_.size * from.numel()}, from.options());
+    at::Tensor own = from;
+    launch(call, [&](c10d::Backend& group) { return group._allgather_base(all, own); });
+    if (call.operation == Operation::kReduce && place_.rank != call.root) return;
+    const bool scatters = call.operation == Operation::kReduceScatter;
+    std::vector<at::Tensor> contributions;
+    for (int r = 0; r < place_.size; ++r) {
+      const std::int64_t begin = r * from.numel() + (scatters ? place_.rank * to.numel() : 0);
+      contributions.push_back(all.narrow(0, begin, to.numel()));
+    }
+    sum_by_operations(to, contributions, call.divisor);
   });
 }
 
 Backend::WorkPtr DeviceBackend::start(const Call& call, at::Tensor output, at::Tensor input) {
   if (input.numel() == 0) return nullptr;  // a message
   if (adds_up(call.operation) && place_.options.order == ReductionOrder::kRankOrdered) {
-    return reduce_in_order(call, Pieces(call, place_.rank, place_.size, output, input));
+    return reduce_in_order(call, output, input);
   }
   at::Tensor to = output.flatten(), from = input.flatten();
   std::vector<at::Tensor> in_place{to};
@@ -105,7 +128,7 @@ void DeviceBackend::abort(const std::string& cause) noexcept {
       group->abort();
     } catch (const std::exception& error) {
       log_error(fmt::format("rank {}: the operations of {} could not be ended: {}",
-                            place_.store->call_log().world_rank(place_.rank), transport_.name,
+                            place_.log->world_rank(place_.rank), transport_.name,
                             first_line(error.what())));
     }
   }
@@ -181,7 +204,7 @@ void DeviceBackend::wait_for(const Flight& flight) {
     if (done) return;
     if (std::chrono::steady_clock::now() > limit) fail(flight, "time limit");
     if (std::chrono::steady_clock::now() > next_look) {
-      const std::string why = place_.store->call_log().disagreement();
+      const std::string why = place_.log->disagreement();
       if (!why.empty()) fail(flight, why);
       next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
     }

@@ -16,10 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include <zero/distributed/pairwise_backend.hpp>
-#include <zero/distributed/store/store_exchange.hpp>
+#include <zero/distributed/backend.hpp>
+#include <zero/distributed/store/call_log.hpp>
 
 namespace zero::dist {
+
+/// `identities`: by rank, a text that is the same for one device alone, whatever its number is to
+/// the rank. Throws zero::Error, the same on all ranks, if two ranks have one.
+void verify_own_devices(const std::vector<std::string>& identities);
 
 using DeviceGroup = c10::intrusive_ptr<c10d::Backend>;
 
@@ -91,7 +95,7 @@ class DeviceBackend final : public Backend {
   /// Runs one of the group's operations within fly(); later work of the stream is ordered behind
   /// it.
   void launch(const Call& call, const GroupOperation& operation);
-  WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
+  WorkPtr reduce_in_order(const Call& call, const at::Tensor& output, const at::Tensor& input);
   Lane lane_of(const Call& call) const;
   c10d::Backend& group_of(const Call& call);
   const c10::Stream& stream_of(const Call& call);

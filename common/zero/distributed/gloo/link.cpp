@@ -28,15 +28,18 @@ std::int64_t take(FreeFrom& way, std::int64_t now, std::int64_t duration) {
 
 }  // namespace
 
-void open_link(Place& place) { place.link = Link::open(*place.store, place.rank, place.hosts); }
+std::shared_ptr<Link> make_link() { return std::make_shared<Link>(); }
 
-std::shared_ptr<Link> Link::open(StoreExchange& store, int rank, const std::vector<int>& hosts) {
-  if (std::ranges::all_of(hosts, [&](int host) { return host == hosts.front(); })) return nullptr;
-  const double rate = link_rate();
-  const auto size = static_cast<std::int64_t>(2 * hosts.size() * sizeof(FreeFrom));
+void open_link(Link& link, Communicator& world) { link.open(world); }
+
+void Link::open(Communicator& world) {
+  for (int r = 0; r < world.size(); ++r) hosts_.push_back(world.host_of(r));
+  if (std::ranges::count(hosts_, hosts_.front()) == world.size()) return;
+  rate_ = link_rate();
+  const auto size = static_cast<std::int64_t>(2 * hosts_.size() * sizeof(FreeFrom));
   std::unique_ptr<memory::SharedArena> page;
-  if (rank == 0) page = std::make_unique<memory::SharedArena>(size);
-  const auto said = store.exchange(fmt::format("{} {} {} {}", rate, where_pids_are_valid(),
+  if (world.rank() == 0) page = std::make_unique<memory::SharedArena>(size);
+  const auto said = world.exchange(fmt::format("{} {} {} {}", rate_, where_pids_are_valid(),
                                                ::getpid(), page ? page->file() : -1));
   int pid = 0, file = 0;
   std::string limit, machine;
@@ -50,16 +53,16 @@ std::shared_ptr<Link> Link::open(StoreExchange& store, int rank, const std::vect
           "same on all ranks",
           limit, other_limit, r));
     }
-    if (rate > 0 && other_machine != machine) {
+    if (rate_ > 0 && other_machine != machine) {
       throw Error(fmt::format(
           "ZERO_LINK is for ranks of one machine that stands for several hosts, and rank {} is on "
           "another machine than rank 0, with a link of its own: unset ZERO_LINK",
           r));
     }
   }
-  if (rate == 0) return nullptr;
+  if (rate_ == 0) return;
   if (!page) page = std::make_unique<memory::SharedArena>(pid, file, size, /*writes=*/true);
-  return std::shared_ptr<Link>(new Link(std::move(page), hosts, rate));
+  page_ = std::move(page);
 }
 
 Link::Time Link::send(int from, int to, std::int64_t bytes) {

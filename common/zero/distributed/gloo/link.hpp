@@ -5,10 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include <zero/distributed/store/store_exchange.hpp>
+#include <zero/distributed/communicator.hpp>
 #include <zero/memory/shared_arena.hpp>
 
 namespace zero::dist {
@@ -24,24 +23,23 @@ class Link {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Between `hosts`, by rank of the world; null if ZERO_LINK is not set, or there is one host.
-  /// Called by all ranks; blocks. Throws zero::Error on all of them if they differ in ZERO_LINK, or
-  /// are on several machines.
-  static std::shared_ptr<Link> open(StoreExchange& store, int rank, const std::vector<int>& hosts);
+  /// Between the hosts of `world`, from now on, if ZERO_LINK is set. Called by all ranks of it,
+  /// once; blocks if there are several hosts. Throws zero::Error on all of them if they differ in
+  /// ZERO_LINK, or are on several machines.
+  void open(Communicator& world);
 
   // Ranks are those of the world.
-  bool is_between(int rank, int other) const { return host(rank) != host(other); }
+  bool is_between(int rank, int other) const { return page_ && host(rank) != host(other); }
   /// When `bytes` that `from` sends now to `to`, on another host, will have arrived.
   Time send(int from, int to, std::int64_t bytes);
 
  private:
-  Link(std::unique_ptr<memory::SharedArena> page, std::vector<int> hosts, double rate)
-      : page_(std::move(page)), hosts_(std::move(hosts)), rate_(rate) {}
   int host(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
 
-  std::unique_ptr<memory::SharedArena> page_;  // for each host: its way out, its way in
+  // For each host: its way out, its way in. Null: as fast as the network.
+  std::unique_ptr<memory::SharedArena> page_;
   std::vector<int> hosts_;
-  double rate_;  // bytes a second
+  double rate_ = 0;  // bytes a second
 };
 
 }  // namespace zero::dist

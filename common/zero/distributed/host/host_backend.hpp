@@ -4,42 +4,18 @@
 
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include <zero/distributed/host/host_transport.hpp>
-#include <zero/distributed/pairwise_backend.hpp>
+#include <zero/distributed/backend.hpp>
 
 namespace zero::dist {
 
-/// CPU tensors between ranks of one machine, which read each other's tensors in place: collectives
-/// copy once, where TCP copies twice, and sums none at all. The bits and the traffic counters are
-/// the same as over TCP ("sent" is what peers read from this rank).
-class HostBackend final : public PairwiseBackend {
- public:
-  /// `other` carries messages between two ranks.
-  HostBackend(const Place& place, std::unique_ptr<HostTransport> transport,
-              std::unique_ptr<Backend> other)
-      : PairwiseBackend(place.rank, place.size),
-        other_(std::move(other)),
-        transport_(std::move(transport)) {}
-
-  std::string transport() const override { return "one copy within the host"; }
-  bool finds_not_finite() const override { return true; }
-  void progress() override { transport_->progress(); }
-
-  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
-                         std::vector<Part> incoming) override;
-
- protected:
-  WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
-  WorkPtr message(const Call& call, at::Tensor tensor) override {
-    return other_->start(call, tensor, tensor);
-  }
-
- private:
-  std::unique_ptr<Backend> other_;
-  std::unique_ptr<HostTransport> transport_;
-};
+/// Puts another backend in the place of `backend`, which goes on to carry messages between two
+/// ranks: CPU tensors between ranks of one machine, which read each other's tensors in place.
+/// Collectives copy once, where TCP copies twice, and sums none at all. The bits and the traffic
+/// counters are the same as over TCP ("sent" is what peers read from this rank).
+///
+/// Called by all ranks of `place`; blocks. Returns why that is not possible, or not `wanted` by a
+/// rank, as HostTransport::open() says it; `backend` then stays.
+std::string put_host_before(std::unique_ptr<Backend>& backend, const Place& place, bool wanted);
 
 }  // namespace zero::dist

@@ -57,12 +57,11 @@ HostTransport::HostTransport(const Place& place)
     : rank_(place.rank),
       size_(place.size),
       timeout_(place.options.timeout),
-      log_(&place.store->call_log()),
+      log_(place.log.get()),
       peers_(static_cast<std::size_t>(size_)),
       host_(fmt::format("{}/{}", where_pids_are_valid(),
                         place.hosts.empty() ? 0 : place.hosts[static_cast<std::size_t>(rank_)])) {
   for (int r = 0; r < size_; ++r) {
-    names_.push_back(log_->world_rank(r));
     if (r != rank_) others_.push_back(r);
   }
 }
@@ -77,11 +76,11 @@ HostTransport::~HostTransport() {
   }
 }
 
-std::unique_ptr<HostTransport> HostTransport::open(const Place& place, bool wanted,
+std::unique_ptr<HostTransport> HostTransport::open(const Place& place, Backend& texts, bool wanted,
                                                    std::string& reason) {
   std::unique_ptr<HostTransport> transport(new HostTransport(place));
-  const auto introductions = place.store->exchange(transport->export_handles(wanted));
-  const auto verdicts = place.store->exchange(transport->import_handles(introductions));
+  const auto said = exchange(&texts, place, transport->export_handles(wanted));
+  const auto verdicts = exchange(&texts, place, transport->import_handles(said));
   for (int r = 0; r < place.size; ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
@@ -186,13 +185,13 @@ at::Tensor HostTransport::data_of(int peer, std::uint64_t ticket, std::int64_t o
                        shape.options().requires_grad(false));
 }
 
-void HostTransport::done_reading(int peer, const at::Tensor& read, const HostWork& work) {
+void HostTransport::done_reading(int peer, const at::Tensor& read, const Call& call) {
   // So that memory is not counted in several ranks.
   constexpr std::int64_t kWorthIt = 2 << 20;
   const memory::SharedArena& arena = *peers_[static_cast<std::size_t>(peer)].arena;
   const auto bytes = static_cast<std::int64_t>(read.nbytes());
   if (bytes >= kWorthIt) arena.forget(arena.offset_of(read.const_data_ptr()), bytes);
-  if (peer_lost(peer)) fail(work.what(), peer, "");
+  if (peer_lost(peer)) fail(call.text(), peer, "");
 }
 
 void HostTransport::wait(const std::function<int()>& waits_for,
@@ -274,38 +273,5 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others
   throw Error(said);
 }
-
-// Posts before the transport knows this work: posting may wait, and waiting advances all work.
-HostWork::HostWork(HostTransport& transport, const Call& call, const at::Tensor& tensor,
-                   std::vector<int> readers)
-    : transport_(transport),
-      call_(call),
-      readers_(std::move(readers)),
-      shared_(readers_.empty() ? at::Tensor() : transport.shared(call, tensor)),
-      ticket_(transport.post(call, shared_)) {
-  transport_.active_.push_back(this);
-}
-
-int HostWork::waits_for() const {
-  if (const int peer = needs(); peer >= 0) return peer;
-  const auto reader = std::ranges::find_if(
-      readers_, [this](int r) { return !reached(r, HostTransport::Stage::kFinished); });
-  return reader == readers_.end() ? -1 : *reader;
-}
-
-void HostWork::copy(int peer, std::int64_t offset, const at::Tensor& to) {
-  const at::Tensor from = transport_.data_of(peer, ticket_, offset, to);
-  copy_around_cache(to, from);
-  transport_.done_reading(peer, from, *this);
-}
-
-void HostWork::renew(std::int64_t offset, const at::Tensor& part) {
-  std::byte* const seen = static_cast<std::byte*>(shared_.mutable_data_ptr()) + offset;
-  if (seen != part.const_data_ptr()) {
-    copy_around_cache(seen, part.const_data_ptr(), part.nbytes());
-  }
-}
-
-HostWork::~HostWork() { std::erase(transport_.active_, this); }
 
 }  // namespace zero::dist

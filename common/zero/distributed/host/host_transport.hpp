@@ -12,12 +12,19 @@
 #include <vector>
 
 #include <zero/distributed/backend.hpp>
-#include <zero/distributed/store/store_exchange.hpp>
+#include <zero/distributed/store/call_log.hpp>
 #include <zero/memory/shared_arena.hpp>
 
 namespace zero::dist {
 
-class HostWork;
+/// A collective over a HostTransport, which every wait of this rank advances.
+class HostWork : public Work::Pending {
+ public:
+  /// Does what can be done without blocking; returns whether that was anything.
+  virtual bool progress() = 0;
+  /// A rank whose next step this rank needs for its results; -1 if it has them.
+  virtual int needs() const = 0;
+};
 
 /// Reads tensors of other ranks of one machine where they lie, without the peer's help: the large
 /// blocks of every rank are in memory that all ranks map (memory::SharedArena). A page of such
@@ -36,11 +43,12 @@ class HostTransport {
  public:
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
 
-  /// Called by all ranks; blocks for two exchanges through the store. Returns null on every rank if
+  /// Called by all ranks; blocks for two exchanges over `texts`. Returns null on every rank if
   /// any does not want it or cannot reach another (on another of Place::hosts, in another pid
   /// namespace, or the system refuses to share memory). `reason` then names the rank and the cause.
-  /// The store of `place` must outlive the transport.
-  static std::unique_ptr<HostTransport> open(const Place& place, bool wanted, std::string& reason);
+  /// The log of `place` must outlive the transport.
+  static std::unique_ptr<HostTransport> open(const Place& place, Backend& texts, bool wanted,
+                                             std::string& reason);
   ~HostTransport();
   HostTransport(const HostTransport&) = delete;
   HostTransport& operator=(const HostTransport&) = delete;
@@ -61,7 +69,7 @@ class HostTransport {
   at::Tensor data_of(int peer, std::uint64_t ticket, std::int64_t offset,
                      const at::Tensor& shape) const;
   /// Throws zero::Error if the peer is lost: it may have freed the data, `read`, in the meantime.
-  void done_reading(int peer, const at::Tensor& read, const HostWork& work);
+  void done_reading(int peer, const at::Tensor& read, const Call& call);
 
   /// Blocks until `waits_for`, which names the rank whose next step is needed, returns -1. Advances
   /// all work of this rank meanwhile, so that peers that wait for it continue. Throws zero::Error
@@ -70,9 +78,11 @@ class HostTransport {
   void wait(const std::function<int()>& waits_for, const std::function<std::string()>& what);
   /// Advances all work of this rank as far as possible without blocking.
   void progress();
+  /// From now on advances `work`, until it has its results or is removed.
+  void add(HostWork* work) { active_.push_back(work); }
+  void remove(HostWork* work) { std::erase(active_, work); }
 
  private:
-  friend class HostWork;
   struct Shared;
   struct Peer {
     int handle = -1;  ///< pidfd: readable once the process has ended, even before it is reaped
@@ -85,7 +95,7 @@ class HostTransport {
   void notify();
   void sleep(std::uint32_t bell);
   bool peer_lost(int peer) const;
-  int name_of(int rank) const { return names_[static_cast<std::size_t>(rank)]; }
+  int name_of(int rank) const { return log_->world_rank(rank); }
   bool progress_all();
   [[noreturn]] void fail(const std::string& what, int peer, const std::string& why);
 
@@ -101,57 +111,7 @@ class HostTransport {
   memory::SharedArena* arena_ = nullptr;  // of this process
   std::string lost_;                      // why the group is dead; empty while it lives
   std::string host_;                      // the same on ranks of this host
-  std::vector<int> names_;                // by rank: its number in the world
   std::vector<int> others_;
-};
-
-/// A collective over a HostTransport. progress() takes its steps, called from any wait() of this
-/// rank.
-class HostWork : public Work::Pending {
- public:
-  /// Lets `readers`, which may be empty, read `tensor` while the work lives.
-  HostWork(HostTransport& transport, const Call& call, const at::Tensor& tensor,
-           std::vector<int> readers);
-  ~HostWork() override;
-  HostWork(const HostWork&) = delete;
-  HostWork& operator=(const HostWork&) = delete;
-
-  void wait() override {
-    transport_.wait([this] { return waits_for(); }, [this] { return what(); });
-  }
-  bool wait_output() override {
-    transport_.wait([this] { return needs(); }, [this] { return what(); });
-    return waits_for() >= 0;
-  }
-
-  /// Does what can be done without blocking; returns whether that was anything.
-  virtual bool progress() = 0;
-  /// A rank whose next step this rank needs for its results; -1 if it has them.
-  virtual int needs() const = 0;
-  /// The same, or a reader that has not finished; -1 if the work is complete.
-  int waits_for() const;
-  /// For error messages.
-  std::string what() const { return call_.text(); }
-
- protected:
-  const Call& call() const { return call_; }
-  std::uint64_t ticket() const { return ticket_; }
-  bool reached(int peer, HostTransport::Stage stage) const {
-    return transport_.reached(peer, ticket_, call_.fingerprint, stage);
-  }
-
-  /// Copies from byte `offset` of the data of `peer`.
-  void copy(int peer, std::int64_t offset, const at::Tensor& to);
-  /// Peers read the data of `part` from byte `offset` on.
-  void renew(std::int64_t offset, const at::Tensor& part);
-
-  HostTransport& transport_;
-
- private:
-  Call call_;
-  std::vector<int> readers_;
-  at::Tensor shared_;
-  std::uint64_t ticket_;
 };
 
 }  // namespace zero::dist

@@ -15,7 +15,6 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/device/device_backend.hpp>
-#include <zero/distributed/device/device_of_rank.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
 #include <zero/distributed/nccl/nccl_version.hpp>
 #include <zero/memory/cuda_memory.hpp>
@@ -34,15 +33,18 @@ std::string identity(int device) {
   return text;
 }
 
-void agree_on_gpus(StoreExchange& store, int device) {
-  const auto own_identity = [&] {
+void agree_on_gpus(const Place& place, int device) {
+  const std::string mine = answer_of([&] {
     const std::string problem = memory::gpu_problem(device);
     if (!problem.empty()) throw Error(problem);
     return identity(device);
-  };
-  const auto all = on_all_ranks([&](const std::string& mine) { return store.exchange(mine); },
-                                "the backend nccl cannot be used", own_identity,
-                                [&](int rank) { return store.call_log().world_rank(rank); });
+  });
+  std::vector<std::string> all = exchange(place.cpu, place, mine);
+  for (int r = 0; r < place.size; ++r) {
+    std::string& answer = all[static_cast<std::size_t>(r)];
+    answer = content_of(answer, fmt::format("the backend nccl cannot be used: rank {}: ",
+                                            place.log->world_rank(r)));
+  }
   if (!ranks_may_share_a_gpu()) verify_own_devices(all);
 }
 
@@ -75,7 +77,8 @@ int running_version() {
 int chosen_device(const Place& place) {
   if (!memory::gpu_problem().empty()) return place.local_rank;  // agree_on_gpus() says why
   if (place.size == 1) return c10::cuda::current_device();
-  return device_of_rank(place.local_rank, c10::cuda::device_count());
+  // Launchers show a rank all GPUs of the machine or only its own, whose number is then 0.
+  return place.local_rank % c10::cuda::device_count();
 }
 
 }  // namespace
@@ -90,7 +93,7 @@ void enable_nccl(const NcclOptions& nccl) {
   if (!problem.empty()) throw Error("the backend nccl cannot be used: " + problem);
   add_backend("nccl", at::kCUDA, [nccl](Place& place) -> std::unique_ptr<Backend> {
     const int device = nccl.device.value_or(chosen_device(place));
-    agree_on_gpus(*place.store, device);
+    agree_on_gpus(place, device);
     place.options.order = nccl.order;
     return std::make_unique<DeviceBackend>(
         place,

@@ -15,8 +15,8 @@ struct NcclOptions {
   /// a launcher may show each rank its own alone; for a single rank the thread's current GPU.
   std::optional<int> device;
   /// Used instead of ConnectOptions::order. NCCL's own reductions are the fast ones. kRankOrdered
-  /// is for comparing bits in tests: it takes 2 (N-1) messages for each window of a tensor and is
-  /// complete when the call returns.
+  /// is for comparing bits in tests: it takes 2 (N-1) messages and as much scratch as the tensor,
+  /// and is complete when the call returns.
   ReductionOrder order = ReductionOrder::kNative;
   /// A single rank calls NCCL too, for tests: streams and events are then those of several ranks.
   bool works_alone = false;

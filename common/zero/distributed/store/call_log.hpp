@@ -32,7 +32,7 @@ std::string peer_is_gone(int peer);
 
 /// The latest collectives and exchanges of this rank, so that ranks that wait for each other in
 /// different calls find out soon and not at the time limit. Each call has a fingerprint, by which
-/// messages, addresses in memory and texts in the store are found: ranks in different calls wait
+/// messages and addresses in memory are found: ranks in different calls wait
 /// for each other and never take one thing for the other. Normally the log sends nothing: only a
 /// rank that has waited for kPatience writes its list into the store and compares it with the lists
 /// of other ranks there.
@@ -42,14 +42,15 @@ class CallLog {
   static constexpr std::chrono::milliseconds kPatience{500};
 
   /// `store` is null for a single rank, which never waits.
-  CallLog(StorePtr store, int rank, int size)
-      : store_(std::move(store)), rank_(rank), size_(size) {}
+  /// `world_ranks`: by rank, which ranks of the world they are; empty: this is the world. Messages
+  /// name these.
+  CallLog(StorePtr store, int rank, int size, std::vector<int> world_ranks = {})
+      : store_(std::move(store)), rank_(rank), size_(size), world_ranks_(std::move(world_ranks)) {}
   ~CallLog();
   CallLog(const CallLog&) = delete;
   CallLog& operator=(const CallLog&) = delete;
 
-  /// Of a group of ranks: which ranks of the world they are. Messages name these.
-  void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
+  const StorePtr& store() const { return store_; }
   int world_rank(int rank) const {
     return world_ranks_.empty() ? rank : world_ranks_[static_cast<std::size_t>(rank)];
   }

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 // /dev/shm may be full of other programs' files: containers often limit it to 64 MiB.
 bool has_room(const char* place) {
   struct statvfs about {};
-  return ::statvfs(place, &about) == 0 &&
+  return ::access(place, W_OK) == 0 && ::statvfs(place, &about) == 0 &&
          about.f_bavail * about.f_frsize >= (std::uint64_t{32} << 20);
 }
 
@@ -41,21 +41,13 @@ bool has_room(const char* place) {
 // that the ranks do.
 FolderStore::FolderStore() : removes_folder_(true) {
   std::error_code problem;
-  const fs::path temporary = fs::temp_directory_path(problem);
-  std::vector<fs::path> places;
-  if (has_room("/dev/shm")) places.emplace_back("/dev/shm");
-  if (!problem) places.push_back(temporary);
-  if (places.empty()) {
+  const fs::path place = has_room("/dev/shm") ? "/dev/shm" : fs::temp_directory_path(problem);
+  if (problem) {
     throw Error(fmt::format("there is no folder for temporary files: {}", problem.message()));
   }
-  for (const fs::path& place : places) {
-    std::string path = (place / "zero-XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) continue;
-    folder_ = path;
-    return;
-  }
-  throw Error(fmt::format("a folder in which ranks meet cannot be made in {}: {}",
-                          places.back().string(), std::strerror(errno)));
+  std::string path = (place / "zero-XXXXXX").string();
+  if (::mkdtemp(path.data()) == nullptr) cannot("made", path);
+  folder_ = path;
 }
 
 FolderStore::~FolderStore() {

@@ -1,5 +1,7 @@
 // One rank of a world that is not there: what it counts beside what real ranks count, and what its
 // operations leave behind.
+#include "fake_backend.hpp"
+
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -8,7 +10,6 @@
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 
 namespace zero::dist {
 namespace {

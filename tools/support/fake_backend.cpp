@@ -1,3 +1,5 @@
+#include "fake_backend.hpp"
+
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -5,8 +7,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
-#include <zero/distributed/reduce_by_exchange.hpp>
+#include <zero/distributed/sum_by_operations.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -43,8 +44,7 @@ class FakeBackend final : public Backend {
 constexpr double kReceived = 1.0 / 64;
 
 Connection fake_connection(int rank, int size) {
-  return {.rank = rank,
-          .size = size,
+  return {.place = {.rank = rank, .size = size},
           .cpu = std::make_unique<FakeBackend>(rank, size),
           .split = [](int rank_there, const std::vector<int>& ranks, const std::string&) {
             return fake_connection(rank_there, static_cast<int>(ranks.size()));
@@ -66,7 +66,7 @@ Communicator connect_fake(int rank, int size, int ranks_per_host) {
   }
   Connection connection = fake_connection(rank, size);
   for (int r = 0; ranks_per_host > 0 && r < size; ++r) {
-    connection.hosts.push_back(r / ranks_per_host);
+    connection.place.hosts.push_back(r / ranks_per_host);
   }
   return Communicator(std::move(connection));
 }
