@@ -18,7 +18,6 @@
 #include <zero/engine.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_files.hpp>
-#include <zero/io/held_folders.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/train/broadcast_buffers.hpp>
 
@@ -463,7 +462,6 @@ bool Engine::load(const std::filesystem::path& folder) {
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   std::optional<train::LossScale> scale = step_.loss_scale();
   dist::run_on_all_ranks(strategy_->mesh().world(), what, [&] {
-    io::verify_not_of_another(io::checkpoint::record_at(folder).parent_path(), *strategy_);
     if (scale) scale->resume_from(io::read_checkpoint_info(folder).notes);
   });
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);

@@ -243,7 +243,6 @@ void expect_all_refuse(OffloadRun& run, const std::filesystem::path& place,
                        const std::vector<std::string>& what) {
   expect_error([&] { run.step(3); }, what);
   expect_error([&] { run.weights(); }, what);
-  expect_error([&] { io::shards_of_state_dict(run.engine.strategy()); }, what);
   expect_error([&] { io::load_weights(run.engine.strategy(), safetensors::NamedTensors{}); }, what);
   expect_error([&] { run.engine.save(place); }, what);
   EXPECT_FALSE(std::filesystem::exists(place));

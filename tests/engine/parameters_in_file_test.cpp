@@ -186,10 +186,6 @@ TEST_P(ParametersInFile, TheProgramFindsWhatItWrites) {
     }
     EXPECT_TRUE(same_state(run.state(), resident.state()));
     EXPECT_TRUE(at::equal(run.evaluated(7), resident.evaluated(7)));
-    const auto shards = io::shards_of_state_dict(run.engine.strategy());
-    for (const auto& [name, shard] : io::shards_of_state_dict(resident.engine.strategy())) {
-      EXPECT_TRUE(at::equal(shards.at(name).tensor, shard.tensor)) << name;
-    }
     auto dict = io::state_dict(resident.engine.strategy(), io::WholeOn::kAllRanks);
     for (auto& [name, tensor] : dict) tensor.neg_();
     for (InFileRun* each : {&resident, &run}) {
@@ -211,7 +207,6 @@ void expect_all_refuse(InFileRun& run, const std::filesystem::path& place,
   expect_error([&] { run.forward(3); }, what);
   expect_error([&] { run.evaluated(3); }, what);
   expect_error([&] { run.weights(); }, what);
-  expect_error([&] { io::shards_of_state_dict(run.engine.strategy()); }, what);
   expect_error([&] { run.engine.load_weights(safetensors::NamedTensors{}); }, what);
   expect_error([&] { run.engine.save(place); }, what);
   EXPECT_FALSE(std::filesystem::exists(place));

@@ -253,7 +253,7 @@ TEST_P(PlainSave, WithALossScaleThatCannotBeIsRefusedBeforeAnythingChanges) {
   });
 }
 
-// Each would remove the other's checkpoint, and with equal shapes load it.
+// Each would remove the other's checkpoint.
 TEST_P(PlainSave, OfTwoEnginesToOneFolderIsRefused) {
   on_all_stages_in_folders(GetParam(), [](auto& communicator, int stage, const fs::path& place) {
     const fs::path other = fs::path(place).concat(".b");
@@ -277,11 +277,6 @@ TEST_P(PlainSave, OfTwoEnginesToOneFolderIsRefused) {
     EXPECT_TRUE(b.engine.load(place));  // an engine that has no folder of its own
     b.step(3);
     b.engine.save(other);
-    const std::vector<at::Tensor> before = b.weights();
-    expect_error([&] { b.engine.load(place); }, {"rank 0", "another engine of this program",
-                                                 "this one to", other.filename().string()});
-    EXPECT_TRUE(same_bits(b.weights(), before));
-    EXPECT_EQ(b.engine.steps(), 2);
     a->step(1);
     EXPECT_TRUE(a->engine.load(place));
     EXPECT_TRUE(same_bits(a->weights(), of_a));

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <zero/io/checkpoint_info.hpp>
 #include <zero/io/load_checkpoint.hpp>
 #include <zero/io/save_checkpoint.hpp>
 

@@ -72,9 +72,7 @@ void remove_step_folder(const fs::path& step_folder) {
 }
 
 fs::path record_at(const fs::path& place) {
-  if (fs::is_regular_file(place)) return place;
-  const fs::path record = place / kRecordFile, old = place / kRecordOfVersion1;
-  return fs::exists(old) && !fs::exists(record) ? old : record;
+  return fs::is_regular_file(place) ? place : place / kRecordFile;
 }
 
 std::string older_record_name(const std::string& step_folder) { return step_folder + ".json"; }

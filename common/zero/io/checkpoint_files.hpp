@@ -26,8 +26,7 @@ std::string make_step_folder(const std::filesystem::path& folder, std::int64_t s
 /// "rank-00000-of-00002.safetensors"
 std::string rank_file_name(int rank, int world_size);
 
-/// The record of the checkpoint at `place`: this file, or checkpoint.json in this folder. If there
-/// is only one of version 1, which is refused, that.
+/// The record of the checkpoint at `place`: this file, or checkpoint.json in this folder.
 std::filesystem::path record_at(const std::filesystem::path& place);
 
 /// The record that the checkpoint in `step_folder` has beside a newer one: "step-000000012.json"

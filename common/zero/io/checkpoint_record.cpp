@@ -57,11 +57,10 @@ void verify_own(const json& j, const std::string& text) {
     throw Error("is not of a checkpoint, or was cut short");
   }
   if (const json version = j.value("version", json()); version != kVersion) {
-    throw Error(fmt::format("has format version {}, this program reads version {}{}",
-                            version.dump(), kVersion,
-                            version == 1 ? ": load it with the release before this one, and export "
-                                           "the weights there (save_model())"
-                                         : ""));
+    throw Error(
+        fmt::format("has format version {}, this program reads version {}: load it with "
+                    "its own release, and export the weights there (save_model())",
+                    version.dump(), kVersion));
   }
   json rest = j;
   rest.erase(kChecksum);

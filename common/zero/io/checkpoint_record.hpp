@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/io/checkpoint_info.hpp>
+#include <zero/io/save_checkpoint.hpp>
 
 /// checkpoint.json, which makes a checkpoint of the files that it names. Nothing here touches a
 /// file.
@@ -13,7 +13,6 @@ namespace zero::io::checkpoint {
 inline constexpr int kVersion = 2;
 inline constexpr const char* kFormat = "zero checkpoint";
 inline constexpr const char* kRecordFile = "checkpoint.json";
-inline constexpr const char* kRecordOfVersion1 = "manifest.json";
 
 struct SavedFile {
   std::string name;  ///< in the step folder

@@ -11,8 +11,8 @@
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_pieces.hpp>
 #include <zero/io/load_checkpoint.hpp>
-#include <zero/io/own_tensors.hpp>
 #include <zero/io/weights_fit.hpp>
+#include <zero/io/whole_values.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::io {
@@ -54,7 +54,7 @@ class Loader {
   }
 
   /// Compares what all files say of themselves with the model.
-  void read_headers(const LoadOptions& options) {
+  void read_headers() {
     files_ = open_files(step_folder(), record_);
     saved_ = tensors_in(files_);
     const std::string name = rank_file_name(rank_, record_.info.world_size);
@@ -73,10 +73,10 @@ class Loader {
     fit_weights("it is of another model: its tensors", theirs, ours, may);
     for (const safetensors::Spec& spec : ours) {
       const auto it = std::ranges::find(theirs, spec.name, &safetensors::Spec::name);
-      if (it == theirs.end() || it->dtype == spec.dtype || options.convert_dtype) continue;
+      if (it == theirs.end() || it->dtype == spec.dtype) continue;
       throw Error(
-          fmt::format("'{}' is {} in the checkpoint and {} in the model; io::load_checkpoint() "
-                      "converts it with LoadOptions::convert_dtype",
+          fmt::format("'{}' is {} in the checkpoint and {} in the model: begin a run from its "
+                      "weights, which load_weights() converts",
                       spec.name, c10::toString(it->dtype), c10::toString(spec.dtype)));
     }
     const std::string kind = strategy_.optimizer().settings().kind;
@@ -85,26 +85,17 @@ class Loader {
                             kind.empty() ? "of another kind" : kind));
   }
 
-  /// The states of this rank's pieces, in memory but not yet the optimizer's; not those that go to
-  /// a disk because they have no place there.
-  void read_states() {
-    states_.resize(strategy_.list().size());
-    if (strategy_.optimizer().is_offloaded()) return;
-    for (std::size_t i = 0; i < states_.size(); ++i) states_[i] = states_of(i);
-  }
-
   /// Changes the model.
   void put_back() {
     // Units that a forward has left whole would hide the new values.
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
-    const bool offloaded = strategy_.optimizer().is_offloaded();
-    for (std::size_t i = 0; i < states_.size(); ++i) {
+    for (std::size_t i = 0; i < strategy_.list().size(); ++i) {
       strategy_.bring(i);
       read(i, kParameterKind, flat(strategy_.placement(i).kept));
       const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;
       strategy_.optimizer().load_state(piece.tensor, saved(i).at(kParameterKind).steps,
-                                       offloaded ? states_of(i) : states_[i]);
+                                       states_of(i));
     }
     for (const auto& [name, buffer] : buffers_of(strategy_)) {
       files_[buffers_from_].read_into(stored_name(kBufferKind, name), buffer);
@@ -152,10 +143,7 @@ class Loader {
     const memory::Charge charge(memory::Category::kOptimizer);
     for (const auto& [kind, state] : saved(i)) {
       if (kind == kParameterKind) continue;
-      // States with the parameter's dtype are converted with it.
-      const bool converts = state.dtype == saved(i).at(kParameterKind).dtype;
-      const at::ScalarType type = converts ? part.tensor.scalar_type() : state.dtype;
-      states[kind] = at::empty({part.tensor.numel()}, part.tensor.options().dtype(type));
+      states[kind] = at::empty({part.tensor.numel()}, part.tensor.options().dtype(state.dtype));
       read(i, kind, {states[kind], part.begin});
     }
     return states;
@@ -180,7 +168,6 @@ class Loader {
   std::vector<safetensors::File> files_;       // in the order of the record
   std::map<std::string, SavedTensors> saved_;  // by parameter of the whole model
   std::size_t buffers_from_ = 0;               // the file
-  std::vector<States> states_;                 // by parameter of this rank's list
 };
 
 }  // namespace
@@ -190,8 +177,7 @@ CheckpointInfo read_checkpoint_info(const fs::path& folder) {
   return record_from(base::read_file(path, path.string()), path.string()).info;
 }
 
-CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
-                               const LoadOptions& options) {
+CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder) {
   const dist::CallScope call(strategy.mesh().world(), "io::load_checkpoint");
   dist::Communicator& ranks = strategy.mesh().world();
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
@@ -209,10 +195,7 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
     if (!wrong.empty()) throw Error(wrong);
     loader.check_files();
   });
-  run_on_all_ranks(ranks, what, [&] {
-    loader.read_headers(options);
-    loader.read_states();
-  });
+  run_on_all_ranks(ranks, what, [&] { loader.read_headers(); });
   strategy.change_on_all_ranks(what + ", the model is partly loaded, load another",
                                [&] { loader.put_back(); });
   strategy.forget_writes();  // all that was written before

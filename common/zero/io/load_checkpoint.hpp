@@ -2,15 +2,10 @@
 
 #include <filesystem>
 
-#include <zero/io/checkpoint_info.hpp>
+#include <zero/io/save_checkpoint.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::io {
-
-struct LoadOptions {
-  /// Allows a checkpoint whose parameters have another dtype; values and states are converted.
-  bool convert_dtype = false;
-};
 
 /// Reads what checkpoint.json in `folder`, or the record `folder` of an older checkpoint, says
 /// about the run that saved it, and no other file. Uses no tensor and no other rank, so that a
@@ -30,14 +25,13 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 /// the same rank, or of rank 0 if that rank did not exist.
 ///
 /// Each rank checks the SHA-256 of its share of the files, reads the headers of all of them, and
-/// copies only the elements that it keeps. The optimizer's states are in memory before the first
-/// parameter is changed, unless they are offloaded: then they are read with each parameter.
+/// copies only the elements that it keeps.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, before anything has changed,
 /// if there is no checkpoint; a file is missing, cut short, altered or from another run; elements
 /// are in no file or in several; the format version is unknown; the model or the kind of optimizer
-/// differs; a dtype differs, unless `options` allow it; or ranks see different checkpoints.
-CheckpointInfo load_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
-                               const LoadOptions& options = {});
+/// or a dtype differs; or ranks see different checkpoints. If a file cannot be read later, the
+/// model is partly loaded, and trains again only after another load.
+CheckpointInfo load_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder);
 
 }  // namespace zero::io

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <sstream>
 
@@ -13,9 +15,8 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_pieces.hpp>
-#include <zero/io/held_folders.hpp>
-#include <zero/io/own_tensors.hpp>
 #include <zero/io/save_checkpoint.hpp>
+#include <zero/io/whole_values.hpp>
 #include <zero/safetensors/format.hpp>
 #include <zero/safetensors/writer.hpp>
 
@@ -111,16 +112,39 @@ void note_files(Record& record, const std::vector<std::string>& written) {
   }
 }
 
-// Rank 0, before anything is created: what another program, or an earlier version of this one, has
-// there must not be lost.
+// Rank 0, before anything is created: what another program has there must not be lost.
 void check_place(const fs::path& folder) {
-  const fs::path path = record_at(folder);
+  const fs::path path = folder / kRecordFile;
   if (!fs::exists(fs::symlink_status(path))) return;
-  const bool is_ours = base::read_file(path, path.string()).find(fmt::format("\"{}\"", kFormat)) !=
-                       std::string::npos;
-  if (is_ours == (path.filename() == kRecordFile)) return;
-  throw Error(fmt::format("{}: is {}; choose another folder", path.string(),
-                          is_ours ? "of a checkpoint of format version 1" : "not of a checkpoint"));
+  const std::string ours = fmt::format("\"{}\"", kFormat);
+  if (base::read_file(path, path.string()).find(ours) != std::string::npos) return;
+  throw Error(fmt::format("{}: is not of a checkpoint; choose another folder", path.string()));
+}
+
+// Whose checkpoints a folder has, in this process. The first parameter stands for the model: a
+// pointer to the strategy says nothing once it is gone.
+using Model = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+std::mutex held_mutex;
+std::map<fs::path, Model>& held() {
+  static auto* const folders = new std::map<fs::path, Model>;  // in use while the program ends
+  return *folders;
+}
+
+// Rank 0: from now on the folder belongs to the model of `strategy` as long as that lives: others
+// would remove its checkpoints.
+void hold_folder(const fs::path& folder, const train::Strategy& strategy) {
+  const std::lock_guard lock(held_mutex);
+  std::error_code ignored;
+  const Model model(strategy.list().parameters.front().tensor.getIntrusivePtr());
+  Model& owner = held().try_emplace(fs::weakly_canonical(folder, ignored), model).first->second;
+  if (owner != model && !owner.expired()) {
+    throw Error(
+        fmt::format("another engine of this program saves its checkpoints to {}, and each would "
+                    "remove the other's; give each a folder of its own",
+                    folder.string()));
+  }
+  owner = model;
 }
 
 // Rank 0: the checkpoint in the folder, if it is one that can be loaded.

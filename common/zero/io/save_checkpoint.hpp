@@ -1,13 +1,32 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 
-#include <zero/io/checkpoint_info.hpp>
+#include <zero/optim/optimizer.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::io {
+
+/// The state of a run besides parameters and optimizer states. The same on all ranks.
+struct CheckpointInfo {
+  std::int64_t step = 0;  ///< optimizer steps so far, at least 0
+  std::string mode;       ///< the strategy, for messages
+  /// The position in the data: numbers by names of the caller's own.
+  std::optional<std::map<std::string, std::uint64_t>> sampler;
+  std::string random;  ///< state of the caller's generators, in UTF-8, as the caller reads it back
+  std::map<std::string, std::string> notes;  ///< what else the caller wants to find again, in UTF-8
+
+  /// Filled by load_checkpoint(): the number of ranks that saved, and their optimizer's settings
+  /// then. These are not restored: the optimizer keeps the settings that it was made with.
+  int world_size = 0;
+  optim::Optimizer::Settings optimizer;
+};
 
 /// Writes a checkpoint to `folder`, which keeps the last `keep`: older ones are removed when the
 /// new one is complete. Called by all ranks, between steps (after sync_parameters()), with the same
@@ -17,11 +36,10 @@ namespace zero::io {
 /// that of the whole model.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be
-/// written to or is full, it holds a checkpoint.json of something else or a checkpoint of format
-/// version 1, this process has saved another model to it that still lives, `info` or `keep` differs
-/// between ranks, `keep` is below 1, a weight is infinite or NaN, the optimizer's state cannot be
-/// saved, or ranks differ in how often a parameter was updated. The earlier checkpoints then stay
-/// whole.
+/// written to or is full, it holds a checkpoint.json of something else, this process has saved
+/// another model to it that still lives, `info` or `keep` differs between ranks, `keep` is below 1,
+/// a weight is infinite or NaN, the optimizer's state cannot be saved, or ranks differ in how often
+/// a parameter was updated. The earlier checkpoints then stay whole.
 void save_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                      const CheckpointInfo& info, int keep = 1);
 

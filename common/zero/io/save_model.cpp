@@ -6,7 +6,6 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/io/own_tensors.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/io/weights_fit.hpp>
 #include <zero/io/whole_values.hpp>

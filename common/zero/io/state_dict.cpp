@@ -10,7 +10,6 @@
 #include <zero/base/error.hpp>
 #include <zero/base/kept_error.hpp>
 #include <zero/distributed/agreement.hpp>
-#include <zero/io/own_tensors.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/io/weights_fit.hpp>
 #include <zero/memory/charge.hpp>
@@ -133,19 +132,6 @@ NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
   if (!keeps) return dict;
   for (const auto& [name, buffer] : buffers_of(strategy)) dict.emplace_back(name, copy_of(buffer));
   return dict;
-}
-
-std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy) {
-  strategy.verify_weights();
-  std::map<std::string, train::ParameterShard> shards;
-  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    strategy.bring(i);
-    const train::ParameterShard mine = flat(strategy.placement(i).kept);
-    if (!mine.tensor.defined()) continue;
-    shards[strategy.list().parameters[i].name] = {copy_of(mine.tensor), mine.begin};
-  }
-  for (const auto& [name, buffer] : buffers_of(strategy)) shards[name] = {copy_of(buffer), 0};
-  return shards;
 }
 
 WeightsFit load_weights(train::Strategy& strategy, const NamedTensors& weights,

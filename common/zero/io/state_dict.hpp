@@ -1,8 +1,6 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
-#include <string>
 
 #include <zero/io/weights_fit.hpp>
 #include <zero/io/whole_values.hpp>
@@ -19,10 +17,6 @@ namespace zero::io {
 /// @throws zero::Error on all ranks if they ask for different `ranks`.
 safetensors::NamedTensors state_dict(train::Strategy& strategy,
                                      WholeOn ranks = WholeOn::kFirstRank);
-
-/// Copies of what this rank keeps: of each parameter a row of flattened elements, all of them below
-/// stage 3, and its buffers. Names of which it keeps nothing are left out. Sends nothing.
-std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy);
 
 /// Gives the model the values of `weights`, a state_dict() as rank 0 has it: all ranks get those of
 /// rank 0, buffers too, and what other ranks pass does not count. Values are converted to the

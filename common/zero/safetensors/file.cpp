@@ -1,4 +1,3 @@
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -93,34 +92,19 @@ void File::read_range_into(const std::string& name, std::int64_t begin,
     refuse(path_, fmt::format("tensor {}: {} elements from {} on were asked for, it has {}",
                               shown(name), out.numel(), begin, entry.elements()));
   }
-  const at::NoGradGuard no_grad;
   const auto width = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
-  const std::int64_t limit = kScratchBytes / width;
-  mapping_->read_in_order(
-      {data_ + entry.begin + begin * width, static_cast<std::size_t>(out.numel() * width)});
-  at::Tensor scratch;
+  const char* const from = data_ + entry.begin + begin * width;
+  mapping_->read_in_order({from, static_cast<std::size_t>(out.numel() * width)});
   for_each_piece(
-      out.variable_data(), limit, begin, [&](const at::Tensor& piece, std::int64_t first) {
-        const char* source = data_ + entry.begin + first * width;
-        const auto size = static_cast<std::size_t>(piece.numel() * width);
+      out, entry, /*reads=*/true, [&](char* bytes, std::int64_t first, std::size_t size) {
+        const char* const source = from + first * width;
         // Reading a bool with any other byte is undefined behaviour.
         if (entry.dtype == at::kBool &&
             std::any_of(source, source + size, [](unsigned char byte) { return byte > 1; })) {
           refuse(path_,
                  fmt::format("tensor {}: holds a BOOL that is neither 0 nor 1", shown(name)));
         }
-        if (piece.is_cpu() && piece.scalar_type() == entry.dtype && piece.is_contiguous()) {
-          std::memcpy(piece.mutable_data_ptr(), source, size);
-        } else {
-          // The bytes of a file need not be aligned, those of a tensor must be.
-          if (!scratch.defined()) {
-            scratch =
-                at::empty({std::min(limit, entry.elements())}, at::TensorOptions(entry.dtype));
-          }
-          const at::Tensor typed = scratch.narrow(0, 0, piece.numel());
-          std::memcpy(typed.mutable_data_ptr(), source, size);
-          piece.copy_(typed.view(piece.sizes()));
-        }
+        std::memcpy(bytes, source, size);
         mapping_->forget({source, size});
       });
 }

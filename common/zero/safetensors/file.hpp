@@ -57,7 +57,8 @@ class File {
 
   /// Copies a tensor into `out`, which has its shape, any strides, and its dtype or one that it can
   /// be converted to. Autograd does not see it: `out` may be a parameter, no operation is recorded,
-  /// and its version counter stays. At most kScratchBytes of scratch.
+  /// and its version counter stays. At most kScratchBytes of scratch, and `out` once more if it is
+  /// not contiguous.
   /// @throws zero::Error as read(), and if `out` has another shape or a dtype that cannot be
   /// converted to.
   void read_into(const std::string& name, const at::Tensor& out) const;

@@ -286,13 +286,15 @@ TEST_F(SafetensorsTensor, ScratchStaysWithinItsBound) {
                 {});
   EXPECT_EQ(most_allocated([&] { writer.write("same", values); }), 0);
   EXPECT_LE(most_allocated([&] { writer.write("wider", values); }), kScratchBytes);
-  EXPECT_LE(most_allocated([&] { writer.write("turned", values.t()); }), kScratchBytes);
+  // What is not contiguous is copied once.
+  const auto once = static_cast<std::int64_t>(values.nbytes());
+  EXPECT_LE(most_allocated([&] { writer.write("turned", values.t()); }), once + kScratchBytes);
   writer.finish();
 
   const File file = open();
   EXPECT_EQ(most_allocated([&] { file.read_into("same", values); }), 0);
   EXPECT_LE(most_allocated([&] { file.read_into("wider", out); }), kScratchBytes);
-  EXPECT_LE(most_allocated([&] { file.read_into("turned", out.t()); }), kScratchBytes);
+  EXPECT_LE(most_allocated([&] { file.read_into("turned", out.t()); }), once / 2 + kScratchBytes);
 }
 
 // A file's pages count in the resident set of the process while they are mapped in.

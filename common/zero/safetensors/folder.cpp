@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <map>
 #include <set>
 #include <system_error>
 
@@ -13,17 +12,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// File to the tensors that the index expects in it.
-using WeightMap = std::map<std::string, std::set<std::string>>;
-
-WeightMap read_weight_map(const fs::path& index) {
+std::set<std::string> files_of(const fs::path& index) {
   const base::MappedFile text(index, index.string());
-  const auto document = parse_strictly(text.bytes(), index.string());
+  const auto document = parse(text.bytes(), index.string());
   const auto weight_map = document.value("weight_map", nlohmann::json());
   if (!weight_map.is_object() || weight_map.empty()) {
     refuse(index, "has no \"weight_map\" that says which file holds which tensor");
   }
-  WeightMap files;
+  std::set<std::string> files;
   for (const auto& [tensor, file] : weight_map.items()) {
     // Not a text: not a name either.
     const std::string name = file.is_string() ? file.get<std::string>() : "";
@@ -32,7 +28,10 @@ WeightMap read_weight_map(const fs::path& index) {
       refuse(index, fmt::format("tensor {}: {} is not the name of a file in this folder",
                                 shown(tensor), shown(name)));
     }
-    files[name].insert(tensor);
+    if (std::error_code ignored; !fs::exists(index.parent_path() / name, ignored)) {
+      refuse(index, fmt::format("names the file {}, which is not in the folder", shown(name)));
+    }
+    files.insert(name);
   }
   return files;
 }
@@ -46,7 +45,7 @@ Folder::Folder(const fs::path& path) : path_(path) {
   } else if (fs::exists(path / kSingleFile, error)) {
     add_file(path / kSingleFile);
   } else if (fs::exists(path / kIndexFile, error)) {
-    open_indexed_files(path / kIndexFile);
+    for (const std::string& name : files_of(path / kIndexFile)) add_file(path / name);
   } else {
     refuse(path, fmt::format("has neither {} nor {}", kSingleFile, kIndexFile));
   }
@@ -61,28 +60,6 @@ void Folder::add_file(const fs::path& path) {
                                files_[earlier->second].path().string()));
     }
     names_.push_back(name);
-  }
-}
-
-void Folder::open_indexed_files(const fs::path& index) {
-  for (const auto& [file_name, tensors] : read_weight_map(index)) {
-    const fs::path path = path_ / file_name;
-    if (std::error_code ignored; !fs::exists(path, ignored)) {
-      refuse(index, fmt::format("names the file {}, which is not in the folder", shown(file_name)));
-    }
-    add_file(path);
-    const File& file = files_.back();
-    for (const std::string& tensor : tensors) {
-      if (!file.contains(tensor)) {
-        refuse(index, fmt::format("says that tensor {} is in {}, but it is not", shown(tensor),
-                                  shown(file_name)));
-      }
-    }
-    for (const std::string& name : file.names()) {
-      if (!tensors.contains(name)) {
-        refuse(path, fmt::format("tensor {} is not in {}", shown(name), index.string()));
-      }
-    }
   }
 }
 

@@ -11,14 +11,14 @@
 namespace zero::safetensors {
 
 /// The weights of a model in the layout of transformers: a folder with model.safetensors, or with
-/// several files and model.safetensors.index.json, whose "weight_map" says which file holds which
-/// tensor. If a folder has both, model.safetensors is used, as in transformers.
+/// several files and model.safetensors.index.json, whose "weight_map" names them all. If a folder
+/// has both, model.safetensors is used, as in transformers.
 class Folder {
  public:
   /// Opens a folder, or a single .safetensors file. All files are opened and checked.
   /// @throws zero::Error as File, and if the folder has neither file, the index is not
-  /// JSON, has no weight_map or names a file that is not in the folder, or index and files disagree
-  /// on which tensors there are.
+  /// JSON, has no weight_map or names a file that is not in the folder, or a tensor is in several
+  /// files.
   explicit Folder(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -41,7 +41,6 @@ class Folder {
   void read_into(const std::string& name, const at::Tensor& out) const;
 
  private:
-  void open_indexed_files(const std::filesystem::path& index);
   void add_file(const std::filesystem::path& path);
   const File& find(const std::string& name) const;
 

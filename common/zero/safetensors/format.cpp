@@ -1,15 +1,17 @@
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <ranges>
-#include <set>
 #include <tuple>
 #include <unordered_set>
 #include <utility>
 
+#include <zero/base/json_depth.hpp>
 #include <zero/safetensors/format.hpp>
 
 namespace zero::safetensors {
@@ -180,7 +182,7 @@ std::string without_values(const at::Tensor& tensor) {
 }  // namespace
 
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& path) {
-  const json object = parse_strictly(text, path);
+  const json object = parse(text, path);
   Header header;
   for (const auto& [name, value] : object.items()) {
     if (name == kMetadataKey) {
@@ -234,28 +236,11 @@ std::string make_header(const std::vector<Entry>& entries, const Metadata& metad
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
 }
 
-json parse_strictly(std::string_view text, const std::string& path) {
+json parse(std::string_view text, const std::string& path) {
   // The parser would take it for the end.
   if (text.find('\0') != std::string_view::npos) refuse(path, "its JSON has a byte of zeros");
-  // A header is an object of objects that hold arrays.
-  constexpr std::size_t kDeepestNesting = 3;
-  std::array<std::set<std::string>, kDeepestNesting> keys;  // of every open object
-  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    const auto level = static_cast<std::size_t>(depth);
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (level == kDeepestNesting) {
-        refuse(path, fmt::format("its JSON is nested deeper than {} levels", kDeepestNesting));
-      }
-      keys[level].clear();
-    } else if (event == json::parse_event_t::key &&
-               !keys[level - 1].insert(parsed.get<std::string>()).second) {
-      refuse(path, fmt::format("its JSON has the key {} twice in one object",
-                               shown(parsed.get<std::string>())));
-    }
-    return true;
-  };
   try {
-    json result = json::parse(text, check);
+    json result = json::parse(text, base::bounded_depth(path));
     if (!result.is_object()) refuse(path, "its JSON is not an object");
     return result;
   } catch (const json::parse_error& error) {
@@ -318,25 +303,25 @@ std::size_t position_of(const std::string& name, const Index& index,
                            fmt::join(first, " "), index.size() > kNamed ? " ..." : ""));
 }
 
-void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,
-                    const std::function<void(const at::Tensor&, std::int64_t)>& use) {
-  if (tensor.numel() == 0) return;
-  if (tensor.is_contiguous()) {
-    for (const at::Tensor& piece : tensor.view(-1).split(limit)) {
-      use(piece, first);
-      first += piece.numel();
+void for_each_piece(const at::Tensor& tensor, const Spec& spec, bool reads, const UsePiece& use) {
+  const at::NoGradGuard no_grad;
+  const std::int64_t limit =
+      kScratchBytes / static_cast<std::int64_t>(c10::elementSize(spec.dtype));
+  const at::Tensor flat = tensor.variable_data().contiguous().view(-1);
+  at::Tensor scratch;
+  for (std::int64_t first = 0; first < flat.numel(); first += limit) {
+    const at::Tensor piece = flat.narrow(0, first, std::min(limit, flat.numel() - first));
+    const bool is_like_file = piece.is_cpu() && piece.scalar_type() == spec.dtype;
+    // The bytes of a file need not be aligned, those of a tensor must be.
+    if (!is_like_file && !scratch.defined()) {
+      scratch = at::empty({piece.numel()}, at::TensorOptions(spec.dtype));
     }
-  } else if (tensor.numel() <= limit) {
-    use(tensor, first);
-  } else if (tensor.size(0) == 1) {
-    for_each_piece(tensor[0], limit, first, use);
-  } else {
-    const std::int64_t row = tensor.numel() / tensor.size(0);
-    for (const at::Tensor& rows : tensor.split(std::max<std::int64_t>(1, limit / row))) {
-      for_each_piece(rows, limit, first, use);
-      first += rows.numel();
-    }
+    const at::Tensor bytes = is_like_file ? piece : scratch.narrow(0, 0, piece.numel());
+    if (!reads && !is_like_file) bytes.copy_(piece);
+    use(static_cast<char*>(bytes.mutable_data_ptr()), first, bytes.nbytes());
+    if (reads && !is_like_file) piece.copy_(bytes);
   }
+  if (reads && !tensor.is_contiguous()) tensor.variable_data().copy_(flat.view(tensor.sizes()));
 }
 
 }  // namespace zero::safetensors

@@ -46,9 +46,8 @@ std::vector<Entry> lay_out(const std::vector<Spec>& specs, const std::string& pa
 /// Everything that comes before the data: length, JSON, and spaces up to a multiple of 8 bytes.
 std::string make_header(const std::vector<Entry>& entries, const Metadata& metadata);
 
-/// JSON in which no object has a key twice and nothing is nested deeper than the format needs.
-/// @throws zero::Error with a message that begins with `path`.
-nlohmann::json parse_strictly(std::string_view text, const std::string& path);
+/// An object of JSON. @throws zero::Error with a message that begins with `path`.
+nlohmann::json parse(std::string_view text, const std::string& path);
 
 /// `name` as a JSON string, shortened if it is long: no control character reaches a terminal.
 std::string shown(std::string_view name);
@@ -75,9 +74,11 @@ void check_tensor(const at::Tensor& tensor, const Spec& spec, const std::string&
 std::size_t position_of(const std::string& name, const Index& index,
                         const std::filesystem::path& path);
 
-/// Calls `use(piece, first)` for consecutive views of `tensor` in row-major order, each of at most
-/// `limit` elements; `first` is the flat index of a piece's first element.
-void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,
-                    const std::function<void(const at::Tensor&, std::int64_t)>& use);
+/// The bytes of a piece of a tensor as they are in a file, and the number of its first element.
+using UsePiece = std::function<void(char* bytes, std::int64_t first, std::size_t size)>;
+/// Calls `use` for one piece of `tensor` after the other, in row-major order, in the dtype of
+/// `spec`; with `reads`, `use` fills in the bytes. Autograd does not see it. Needs at most
+/// kScratchBytes, and a tensor that is not contiguous once more.
+void for_each_piece(const at::Tensor& tensor, const Spec& spec, bool reads, const UsePiece& use);
 
 }  // namespace zero::safetensors

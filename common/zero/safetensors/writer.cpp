@@ -1,5 +1,3 @@
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,24 +25,12 @@ void Writer::write(const std::string& name, const at::Tensor& tensor) {
   const Entry& entry = entries_[position];
   check_tensor(tensor, entry, path, "the tensor to write");
 
-  const at::NoGradGuard no_grad;
   const auto width = static_cast<std::int64_t>(c10::elementSize(entry.dtype));
-  const std::int64_t limit = kScratchBytes / width;
-  at::Tensor scratch;
-  for_each_piece(
-      tensor.variable_data(), limit, /*first=*/0, [&](const at::Tensor& piece, std::int64_t first) {
-        at::Tensor bytes = piece;
-        if (!piece.is_cpu() || piece.scalar_type() != entry.dtype || !piece.is_contiguous()) {
-          if (!scratch.defined()) {
-            scratch =
-                at::empty({std::min(limit, entry.elements())}, at::TensorOptions(entry.dtype));
-          }
-          bytes = scratch.narrow(0, 0, piece.numel()).view(piece.sizes());
-          bytes.copy_(piece);
-        }
-        file_->write(bytes.const_data_ptr(), piece.numel() * width,
-                     data_start_ + entry.begin + first * width);
-      });
+  for_each_piece(tensor, entry, /*reads=*/false,
+                 [&](const char* bytes, std::int64_t first, std::size_t size) {
+                   file_->write(bytes, static_cast<std::int64_t>(size),
+                                data_start_ + entry.begin + first * width);
+                 });
   written_[position] = true;
 }
 

@@ -30,7 +30,7 @@ class Writer {
 
   /// Writes the values of one tensor. Tensors may come in any order. `tensor` has the announced
   /// shape, any strides, and the announced dtype or one that converts to it. At most kScratchBytes
-  /// of scratch.
+  /// of scratch, and the tensor once more if it is not contiguous.
   /// @throws zero::Error for an unknown name, another shape, a dtype that does not convert, or a
   /// failed write. After that, only write missing tensors or destroy the writer.
   void write(const std::string& name, const at::Tensor& tensor);
