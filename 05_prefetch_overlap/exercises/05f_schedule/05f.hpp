@@ -41,8 +41,8 @@ struct Step {
 ///     its size, and all together take no more than `limit` MiB;
 ///   - a reduction begins when the backward of its layer has ended.
 /// After its forward a layer leaves if the plan gathers it again, else it stays. In backward its
-/// gradient takes its place, which is free when the reduction has ended. (The game leaves out that a
-/// weight and its gradient are there together.)
+/// gradient takes its place, which is free when the reduction has ended. (The game leaves out that
+/// a weight and its gradient are there together.)
 Step play(const std::vector<Layer>& layers, double limit, const std::vector<Transfer>& plan);
 
 /// What an answer consists of.
