@@ -93,6 +93,7 @@ TEST_P(SameWorld, OtherOptimizersGoOnToTheLastBit) {
       SessionOptions options = checkpoint_options();
       options.optimizer = kind.make;
       for (const std::string mode : {"zero2", "engine3"}) {
+        if (mode == "engine3" && kind.name == "Muon") continue;  // it cuts matrices
         expect_resumed_like_uninterrupted(communicator, mode, options);
       }
     }

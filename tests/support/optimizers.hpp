@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <zero/optim/adamw.hpp>
+#include <zero/optim/muon.hpp>
 
 #include "hooked_optimizer.hpp"
 
@@ -42,10 +43,22 @@ inline std::vector<OptimizerKind> torch_kinds() {
                                            RMSpropOptions(0.01).momentum(0.9).centered(true), 3)};
 }
 
-/// Those and ours.
+/// Muon of all matrices that it gets, whatever their names are in their module.
+inline optim::OptimizerFactory muon_of(const optim::MuonOptions& options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    torch::nn::Module module;
+    for (const at::Tensor& p : parameters) {
+      module.register_parameter(std::to_string(module.parameters().size()), p, p.requires_grad());
+    }
+    return optim::muon(module, options, {.learning_rate = options.learning_rate})(parameters);
+  };
+}
+
+/// Those and ours; of a vector Muon keeps what AdamW does.
 inline std::vector<OptimizerKind> optimizer_kinds() {
   std::vector<OptimizerKind> all = {{"AdamW", optim::adamw({.learning_rate = 0.01}), 2},
-                                    {"torch SGD", sgd(0.01, 0.0), 0}};
+                                    {"torch SGD", sgd(0.01, 0.0), 0},
+                                    {"Muon", muon_of({.learning_rate = 0.01}), 2}};
   for (const OptimizerKind& kind : torch_kinds()) all.push_back(kind);
   return all;
 }

@@ -67,6 +67,9 @@ class Optimizer {
   /// elsewhere.
   virtual std::int64_t resident_bytes(std::int64_t state_bytes) const { return state_bytes; }
 
+  /// Whether it updates a parameter only as a whole (Muon). Stages that cut parameters refuse it.
+  virtual bool needs_whole() const { return false; }
+
   /// Whether with_offload() can keep its states on a disk: it updates each element by that
   /// element's states alone, a part of a parameter like the whole.
   virtual bool can_offload() const { return false; }

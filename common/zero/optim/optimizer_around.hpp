@@ -43,6 +43,7 @@ class OptimizerAround : public Optimizer {
   std::int64_t resident_bytes(std::int64_t state_bytes) const override {
     return inner_->resident_bytes(state_bytes);
   }
+  bool needs_whole() const override { return inner_->needs_whole(); }
   OffloadTraffic offload_traffic() const override { return inner_->offload_traffic(); }
   void stream_offloaded() override { inner_->stream_offloaded(); }
   std::size_t group_of(const at::Tensor& parameter) const override {

@@ -44,6 +44,8 @@ class HeldModel {
   HeldModel(const HeldModel&) = delete;
   HeldModel& operator=(const HeldModel&) = delete;
 
+  /// The strategy's name, for messages.
+  const std::string& mode() const { return mode_; }
   /// Blocks until the parameters of all other models of these ranks may be read: they may still
   /// arrive (ShardingOptions::defer_parameter_gather).
   void finish_others() const;

@@ -80,6 +80,13 @@ Strategy::Strategy(const StrategyArguments& arguments)
   make_optimizer(arguments.optimizer, all);
 }
 
+std::string Strategy::cut_message(const nn::Parameter& p) const {
+  return fmt::format(
+      "{} updates a parameter only as a whole, and {} cuts '{}', [{}], among ranks: take ddp, "
+      "zero1, zero2 or zero3, which leave it whole, without tensor parallelism, or AdamW",
+      optimizer_->settings().kind, held_.mode(), p.name, fmt::join(p.whole_sizes(), ", "));
+}
+
 // Ranks that differ would average the gradients of one parameter and update another way each.
 void Strategy::make_optimizer(const optim::OptimizerFactory& make,
                               const std::vector<at::Tensor>& parameters) {
@@ -89,6 +96,7 @@ void Strategy::make_optimizer(const optim::OptimizerFactory& make,
     optim::check_settings(optimizer_->settings());
     std::string groups;
     for (const nn::Parameter& p : list_.parameters) {
+      if (optimizer_->needs_whole() && p.placement.is_cut()) throw Error(cut_message(p));
       groups += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
     }
     return groups;
@@ -333,8 +341,22 @@ Placements Strategy::whole(const nn::ParameterList& list) {
   return all;
 }
 
+// Called by all ranks, of which some may have nothing of a parameter that is cut.
+void Strategy::verify_whole() const {
+  if (!optimizer_->needs_whole()) return;
+  std::string problem;
+  for (std::size_t i = 0; i < count(); ++i) {
+    const at::Tensor& mine = placement(i).updated.tensor;
+    if (!mine.defined() || mine.sizes() == parameter(i).sizes()) continue;
+    problem = cut_message(list_.parameters[i]);
+    break;
+  }
+  dist::exchange(mesh_, {.problem = problem});
+}
+
 void Strategy::shard_optimizer(Placements placements) {
   placements_ = std::move(placements);
+  verify_whole();
   std::unordered_map<const at::TensorImpl*, std::size_t> index;
   for (std::size_t i = 0; i < count(); ++i) index[parameter(i).unsafeGetTensorImpl()] = i;
   optimizer_->replace([&](const at::Tensor& tensor) {

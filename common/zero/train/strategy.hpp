@@ -218,6 +218,8 @@ class Strategy {
   void update();
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);
+  void verify_whole() const;
+  std::string cut_message(const nn::Parameter& p) const;
   static Placements whole(const nn::ParameterList& list);
   void note_possible_write(std::size_t index) const;
 
