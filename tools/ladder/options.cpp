@@ -56,7 +56,9 @@ void add_model_options(CLI::App& app, Options& o) {
   app.add_option(
       "--data", o.data,
       "texts, or a token file of ./run data, which reviews need; without it this project's own");
-  number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
+  number(app, "--lr", o.learning_rate, 0, 1e9, "learning rate");
+  choice(app, "--optimizer", o.optimizer, {"adamw", "muon"},
+         "muon: of hidden matrices, under modes that leave them whole (ddp, zero1 to zero3)");
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
       ->check(tools::refuse_bad_seed);
@@ -324,7 +326,7 @@ tools::Json report_head(const Options& o) {
       {"task", o.task},
       {"dtype", o.dtype},
       {"device", o.device},
-      {"optimizer", "AdamW"},
+      {"optimizer", o.optimizer == "muon" ? "Muon" : "AdamW"},
       {"activation_checkpointing", o.activation_checkpointing},
       {"activations_on_host", o.activations_on_host},
       {"steps", o.steps},

@@ -66,7 +66,8 @@ struct Options {
   std::string shard_size;
   /// A folder: parse() adds the mode whose optimizer states are there; empty: not given.
   std::string offload;
-  std::string dtype = "fp32";  ///< or bf16, which keeps fp32 masters
+  std::string optimizer = "adamw";  ///< or muon, for hidden matrices
+  std::string dtype = "fp32";       ///< or bf16, which keeps fp32 masters
   std::string device = "cpu";
   bool activation_checkpointing = false;
   bool activations_on_host = false;  ///< what a checkpoint keeps

@@ -98,6 +98,16 @@ TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   for (const json& row : report.at("modes")) EXPECT_LT(row.at("other_mib_max"), 0.005) << row;
 }
 
+TEST(MuonOfTheLadder, HasTheBitsOfDdpAndOneMomentOfAHiddenMatrix) {
+  const json report = figures_of(TestFolder(), kQuick + "--nproc 3 --optimizer muon");
+  expect_identical(report, 4);
+  EXPECT_EQ(report.at("optimizer"), "Muon");
+  const json& ddp = row_of(report, "ddp").at("ranks").at(0);
+  const double v = ddp.at("parameter_mib"), states = ddp.at("optimizer_mib");
+  EXPECT_GT(states, v);  // of all others there are two
+  EXPECT_LT(states, 1.5 * v);
+}
+
 TEST(OptimizerStatesOnADisk, AreOneMoreRowWithItsBytes) {
   const TestFolder folder;
   const auto [said, report] =

@@ -26,6 +26,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/muon.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
@@ -179,10 +180,13 @@ dist::Mesh mesh_of(dist::Communicator& world, const MeshOptions& options) {
   return {world, std::move(axes)};
 }
 
-// AdamW, with fp32 master weights if parameters have 2 bytes.
-optim::OptimizerFactory optimizer_of(const Options& options) {
-  const auto adamw = optim::adamw({.learning_rate = options.learning_rate});
-  return options.mixed() ? optim::with_master_weights(adamw) : adamw;
+// With fp32 master weights if parameters have 2 bytes.
+optim::OptimizerFactory optimizer_of(const Options& options, const torch::nn::Module& model) {
+  const double rate = options.learning_rate;
+  const auto make = options.optimizer == "muon"
+                        ? optim::muon(model, {.learning_rate = rate}, {.learning_rate = rate})
+                        : optim::adamw({.learning_rate = rate});
+  return options.mixed() ? optim::with_master_weights(make) : make;
 }
 
 // One rank under one mode: its place in the mesh, its part of the model there, and its training.
@@ -203,7 +207,7 @@ class RankRun {
     values_ = first_values();
     strategy_ = all_modes().make(mode, {.module = *model_,
                                         .mesh = mesh_,
-                                        .optimizer = optimizer_of(options),
+                                        .optimizer = optimizer_of(options, *model_),
                                         .values = values_.get()});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();
