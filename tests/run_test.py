@@ -300,7 +300,7 @@ class Exercise(Script):
         self.assertIn("--hint", self.lines("exercise", "01b", "--help")[2])
         ended = self.call("exercise", "01")
         self.assertEqual(ended.returncode, 1)
-        self.assertIn("there are 01a, 01b, 01c, 01d, 01e, 01f\n", ended.stderr)
+        self.assertIn("there are 01a, 01b, 01c, 01d, 01e, 01f, 01g\n", ended.stderr)
 
     def test_shows_one_hint_after_the_other(self):
         text = (SOURCE / self.FOLDER / "hints.md").read_text()
