@@ -1,6 +1,7 @@
 // Muon under every strategy: the bits of plain DDP where parameters stay whole, an error on all
 // ranks where they are cut.
 
+#include <tests/support/engine_run.hpp>
 #include <tests/support/optimizers.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/two_bytes.hpp>
@@ -54,6 +55,15 @@ TEST_P(MuonOnRanks, IsRefusedOnAllRanksWhereParametersAreCut) {
                   ::testing::HasSubstr("Muon updates a parameter only as a whole, and " + name));
       EXPECT_THAT(refusal, ::testing::HasSubstr("take ddp, zero1, zero2 or zero3"));
     }
+  });
+}
+
+TEST_P(MuonOnRanks, IsForStage0OfAnEngine) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const auto train = [&] { EngineRun(communicator, {.stage = stage}, muon_of({})).step(0); };
+    if (stage == 0) return train();
+    expect_error(train, {"Muon updates a parameter only as a whole",
+                         fmt::format("engine{} cuts 'layers.0.linear.weight'", stage)});
   });
 }
 
