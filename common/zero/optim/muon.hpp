@@ -17,7 +17,7 @@ struct MuonOptions {
   bool as_large_as_adamw = true;
 };
 
-/// The group of a matrix: 1 if its name has "embed", "wte", "head" or "score", else 0.
+/// The group of a matrix: 1 if its name has "embed", "wte", "wpe", "head" or "score", else 0.
 std::size_t hidden_matrices(const std::string& name, const at::Tensor& matrix);
 
 /// Muon for the matrices of `module` that `rule` puts into group 0. AdamW for those in group 1, and
