@@ -18,8 +18,8 @@
 #include <memory>
 
 #include <zero/base/error.hpp>
-#include <zero/base/program.hpp>
 #include <zero/base/names.hpp>
+#include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>

@@ -11,9 +11,9 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/kept_error.hpp>
+#include <zero/base/names.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/scoped.hpp>
-#include <zero/base/names.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine.hpp>
 #include <zero/io/checkpoint.hpp>

@@ -9,8 +9,8 @@
 
 #include <tools/support/table.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/program.hpp>
 #include <zero/base/names.hpp>
+#include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>

@@ -16,8 +16,8 @@
 #include <tools/support/arguments.hpp>
 #include <tools/support/json.hpp>
 #include <tools/support/table.hpp>
-#include <zero/base/program.hpp>
 #include <zero/base/names.hpp>
+#include <zero/base/program.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>

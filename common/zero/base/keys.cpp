@@ -66,7 +66,9 @@ void Keys::count(const std::string& key, std::int64_t least, std::int64_t& out, 
 
 void Keys::count_if(const std::string& key, std::function<bool(std::int64_t)> is_right,
                     const std::string& right, std::int64_t& out) {
-  const auto fits = [is_right = std::move(is_right)](const Json& v) { return is_right(as_count(v)); };
+  const auto fits = [is_right = std::move(is_right)](const Json& v) {
+    return is_right(as_count(v));
+  };
   typed(*this, key, right, out, fits, &as_count);
 }
 

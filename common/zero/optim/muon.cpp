@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kMomentum = "momentum_buffer";
 
-struct Slot {
+struct MatrixSlot {
   at::Tensor parameter;
   std::int64_t steps = 0;
   at::Tensor momentum = {};  // flat; made in the first update
@@ -50,26 +50,26 @@ class Muon final : public Optimizer {
 
   void step() override {
     const at::NoGradGuard no_grad;
-    for (Slot& slot : matrices_) {
+    for (MatrixSlot& slot : matrices_) {
       if (slot.parameter.grad().defined()) update(slot);
     }
     adamw_->step();
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    matrices_.replace(with, [](Slot& slot, const at::Tensor& other) { slot = {other}; });
+    matrices_.replace(with, [](MatrixSlot& slot, const at::Tensor& other) { slot = {other}; });
     adamw_->replace(with);
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
-    const Slot* const slot = matrices_.find(parameter);
+    const MatrixSlot* const slot = matrices_.find(parameter);
     if (slot == nullptr) return adamw_->state(parameter);
     if (!slot->momentum.defined()) return {};
     return {{kMomentum, slot->momentum}};
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const Slot* const slot = matrices_.find(parameter);
+    const MatrixSlot* const slot = matrices_.find(parameter);
     return slot == nullptr ? adamw_->steps(parameter) : slot->steps;
   }
 
@@ -80,7 +80,7 @@ class Muon final : public Optimizer {
 
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    Slot* const slot = matrices_.find(parameter);
+    MatrixSlot* const slot = matrices_.find(parameter);
     if (slot == nullptr) return adamw_->load_state(parameter, steps, states);
     const auto found = states.find(kMomentum);
     const at::Tensor momentum = found == states.end() ? at::Tensor() : found->second;
@@ -88,8 +88,9 @@ class Muon final : public Optimizer {
                       momentum.numel() == parameter.numel() &&
                       momentum.scalar_type() == parameter.scalar_type();
     if (steps == 0 ? !states.empty() : !fits || states.size() != 1) {
-      throw Error(fmt::format("a matrix after {} updates of Muon needs the state {}, of {} elements",
-                              steps, kMomentum, parameter.numel()));
+      throw Error(
+          fmt::format("a matrix after {} updates of Muon needs the state {}, of {} elements", steps,
+                      kMomentum, parameter.numel()));
     }
     *slot = {parameter, steps, momentum};
   }
@@ -116,7 +117,7 @@ class Muon final : public Optimizer {
   bool needs_whole() const override { return true; }
 
  private:
-  void update(Slot& slot) const {
+  void update(MatrixSlot& slot) const {
     const at::Tensor matrix = memory::raw(slot.parameter), gradient = slot.parameter.grad();
     if (!slot.momentum.defined()) {
       const memory::Charge charge(memory::Category::kOptimizer);
@@ -134,7 +135,7 @@ class Muon final : public Optimizer {
   }
 
   MuonOptions options_;
-  Slots<Slot> matrices_;
+  Slots<MatrixSlot> matrices_;
   std::unique_ptr<Optimizer> adamw_;
 };
 
