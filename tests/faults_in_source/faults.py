@@ -27,7 +27,7 @@ ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "release"
 OUT = ROOT / "build" / "faults"
 MATRIX = HERE / "matrix.csv"
-ALONE = {"cuda_test", "network_test", "offload_mutant_test", "peers_test", "plants_test"}  # not run by --all
+ALONE = {"cuda_test", "network_test", "peers_test", "plants_test"}  # not run by --all
 ALL_BUT_SLOW = "-*Slow*"
 # Of this place is the failure that says how ranks ended; those of assertions on ranks stand before it.
 HOW_RANKS_ENDED = "tests/support/ranks.cpp:"
