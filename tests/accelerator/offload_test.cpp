@@ -4,17 +4,12 @@
 
 #include <fmt/format.h>
 
-#include <limits>
-
-#include <10_offload/offloaded.hpp>
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
-#include <tests/support/hooked_optimizer.hpp>
+#include <tests/support/engine_run.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/pipeline_run.hpp>
-#include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
-#include <tests/support/toy.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/engine.hpp>
 #include <zero/optim/adamw.hpp>
@@ -59,37 +54,19 @@ TrainedModel moved_to_cpu(TrainedModel trained) {
   return trained;
 }
 
-struct OffloadRun {
+struct OffloadRun : EngineRun {
   OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
              at::ScalarType dtype, const optim::OptimizerFactory& optimizer, std::size_t layers = 2)
-      : rank(communicator.rank()),
-        device(device),
-        toy(moved(device, dtype, layers)),
-        engine(*toy.model, communicator, optimizer, config, nn::default_units(), &toy.values) {}
+      : EngineRun(communicator, config, optimizer, dtype, std::vector<std::int64_t>(layers, 61),
+                  device) {}
   OffloadRun(dist::Communicator& communicator, at::Device device, const EngineConfig& config,
              at::ScalarType dtype = at::kFloat)
       : OffloadRun(communicator, device, config, dtype, adamw_of(dtype)) {}
 
-  static Toy moved(at::Device device, at::ScalarType dtype, std::size_t layers) {
-    Toy toy(tools::MlpConfig{.hidden = std::vector<std::int64_t>(layers, 61), .dtype = dtype});
-    move_to(device, *toy.model);
-    return toy;
-  }
-
-  bool step(int number) {
-    engine.backward(forward_batch(engine, moved_to(device, toy.batch(rank, number))));
-    return engine.step();
-  }
-  void steps(int first, int last) {
-    for (int number = first; number < last; ++number) step(number);
-  }
   bool bad_step(int number) {
-    engine.strategy().passes().observe_gradients([this](std::size_t i, const at::Tensor& gradient) {
-      if (i != 1 || rank != 0) return;
-      gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
-    });
+    make_gradient_infinite(rank == 0);
     const bool updated = step(number);
-    engine.strategy().passes().observe_gradients({});
+    make_gradient_infinite(false);
     return updated;
   }
   WholeState state() {
@@ -100,7 +77,7 @@ struct OffloadRun {
   std::int64_t updated_bytes() { return updated_bytes_of(engine.strategy()); }
   // A program may write into the gradients that this rank updates, after backward().
   void step_with_turned_gradients(int number) {
-    engine.backward(forward_batch(engine, moved_to(device, toy.batch(rank, number))));
+    engine.backward(forward(number));
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
       const at::Tensor mine = engine.strategy().placement(i).updated.tensor;
       if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(-3);
@@ -109,11 +86,6 @@ struct OffloadRun {
   }
   bool on_host() { return engine.strategy().optimizer().is_offloaded(); }
   optim::OffloadTraffic traffic() { return engine.strategy().optimizer().offload_traffic(); }
-
-  int rank;
-  at::Device device;
-  Toy toy;
-  Engine engine;
 };
 
 std::int64_t device_bytes() {
@@ -258,7 +230,7 @@ TEST_P(EmulatedOffload, LeavesNoOptimizerStateOnTheDevice) {
       const std::int64_t before = device_bytes();
       OffloadRun run(communicator, kDevice, config_of(stage, offload), at::kBFloat16);
       run.steps(0, 2);
-      run.engine.backward(forward_batch(run.engine, moved_to(kDevice, run.toy.batch(run.rank, 2))));
+      run.engine.backward(run.forward(2));
       train::Strategy& strategy = run.engine.strategy();
       strategy.optimizer_step();  // gradients stay
       strategy.sync_parameters();

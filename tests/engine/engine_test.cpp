@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <cmath>
-#include <csignal>
-
 #include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <tests/plain/plain_run.hpp>
 #include <tests/support/engine_run.hpp>
@@ -18,45 +15,6 @@
 
 namespace zero::testing {
 namespace {
-
-TEST(Engine, UpdatesAfterTheLastMicroBatchAndClipsAtAllStagesAlike) {
-  on_ranks(3, [](dist::Communicator& communicator) {
-    std::vector<at::Tensor> first;
-    for (const char* model : {"gpt2", "gpt2_of_units"}) {
-      for (const int stage : {0, 1, 2, 3}) {
-        SCOPED_TRACE(fmt::format("{} at stage {}", model, stage));
-        PlainRun run(communicator, model,
-                     {.stage = stage, .accumulation_steps = 3, .clip_norm = 0.1});
-        for (int s = 0; s < 6; ++s) EXPECT_EQ(run.step(s), s % 3 == 2);
-        EXPECT_EQ(run.engine.steps(), 2);
-        EXPECT_GT(run.engine.gradient_norm(), 0.1F);
-        if (first.empty()) first = run.weights();
-        EXPECT_TRUE(same_bits(run.weights(), first));
-      }
-    }
-  });
-}
-
-TEST(Engine, GoesOnFromItsCheckpointAtAnotherStage) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    for (const std::string model : {"resnet", "gpt2_of_units"}) {  // one has buffers
-      PlainRun saves(communicator, model, at_stage(3)), loads(communicator, model, at_stage(1));
-      EXPECT_FALSE(saves.engine.load(folder / model));
-      for (const int s : {0, 1}) saves.step(s);
-      saves.engine.save(folder / model);
-      EXPECT_TRUE(loads.engine.load(folder / model));
-      EXPECT_EQ(loads.engine.steps(), 2);
-      for (PlainRun* run : {&saves, &loads}) {
-        for (const int s : {2, 3}) run->step(s);
-      }
-      EXPECT_TRUE(same_bits(saves.weights(), loads.weights()));
-      EXPECT_TRUE(same_bits(saves.made.module->buffers(), loads.made.module->buffers()));
-      loads.backward(4);
-      EXPECT_THROW(loads.engine.save(folder / model), Error);  // in the middle of a step
-    }
-  });
-}
 
 TEST(Engine, LoadGivesUpTheStepThatHasBegun) {
   const TestFolder folder;
@@ -142,61 +100,6 @@ TEST(Engine, ReducesEachMicroBatchIfItIsToldTo) {
   });
 }
 
-TEST(Engine, SavesNoWeightsThatAreNotFinite) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    const EngineConfig config{.stage = 3};
-    EngineRun run(communicator, config);
-    run.step(0);
-    run.engine.save(folder.path());
-    run.step(1);
-    train::Strategy& strategy = run.engine.strategy();
-    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      const at::Tensor held = strategy.placement(i).kept.tensor;
-      if (run.rank == 1 && held.defined()) at::Tensor(held).fill_(std::nanf(""));
-    }
-    EXPECT_THROW(run.engine.save(folder.path()), Error);
-    EngineRun loads(communicator, config);
-    EXPECT_TRUE(loads.engine.load(folder.path()));
-    EXPECT_EQ(loads.engine.steps(), 1);
-  });
-}
-
-// In float16, with a first scale at which gradients overflow: the trainer is the measure, and a run
-// that was stopped goes on with the scale that it had.
-TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    const train::LossScaleOptions scale{.initial = 1 << 24, .growth_steps = 3};
-    const auto optimizer = optim::with_master_weights(optim::adamw());
-    constexpr int kSteps = 20;
-    Toy plain(tools::MlpConfig{.dtype = at::kHalf});
-    ShardedDataParallel ddp({*plain.model, communicator, optimizer, &plain.values}, {.stage = 0});
-    tools::Trainer trainer(ddp, losses_of(ddp), {.loss_scale = scale});
-    int skipped = 0;
-    for (int s = 0; s < kSteps; ++s) {
-      skipped += trainer.step({plain.batch(communicator.rank(), s)}).skipped ? 1 : 0;
-    }
-    ASSERT_GT(skipped, 1);
-    ASSERT_LT(skipped, kSteps - 1);
-    for (const int stage : {0, 1, 2, 3}) {
-      SCOPED_TRACE(stage);
-      const EngineConfig config{.stage = stage, .loss_scale = scale};
-      EngineRun begins(communicator, config, optimizer, at::kHalf);
-      EngineRun ends(communicator, config, optimizer, at::kHalf);
-      begins.steps(0, kSteps / 2);
-      begins.engine.save(folder.path());
-      ASSERT_TRUE(ends.engine.load(folder.path()));
-      EXPECT_EQ(ends.engine.loss_scale(), begins.engine.loss_scale());
-      ends.steps(kSteps / 2, kSteps);
-      EXPECT_EQ(begins.engine.skipped_steps() + ends.engine.skipped_steps(), skipped);
-      EXPECT_EQ(ends.engine.steps(), kSteps - skipped);
-      EXPECT_EQ(ends.engine.loss_scale(), trainer.loss_scale()->value());
-      EXPECT_TRUE(same_bits(ends.weights(), whole_weights(ddp)));
-    }
-  });
-}
-
 // 2^8 equal terms are the most that a sum in bfloat16 can hold.
 TEST(Engine, SaysOnceThatManyMicroBatchesAreAddedUpInBfloat16) {
   const auto said = [](at::ScalarType dtype, std::int64_t micro_batches) {
@@ -212,22 +115,6 @@ TEST(Engine, SaysOnceThatManyMicroBatchesAreAddedUpInBfloat16) {
   EXPECT_EQ(note.find("note: gradients", first + 1), std::string::npos) << note;
   for (const auto& quiet : {said(at::kBFloat16, 63), said(at::kFloat, 64)}) {
     EXPECT_THAT(quiet, ::testing::Not(::testing::HasSubstr("are added up in bfloat16")));
-  }
-}
-
-TEST(Engine, NamesTheStepInWhichARankWasLost) {
-  const auto exits = ranks_ended(
-      {.world_size = 3, .timeout = std::chrono::seconds(2)}, [](dist::Communicator& communicator) {
-        EngineRun run(communicator, {.stage = 2});
-        run.engine.strategy().passes().observe_gradients([&](std::size_t, const at::Tensor&) {
-          if (run.engine.steps() == 1 && run.rank == 1) ::raise(SIGKILL);
-        });
-        run.steps(0, 50);
-      });
-  for (const int rank : {0, 2}) {
-    const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
-    EXPECT_EQ(exit.exit_code, 1) << exit.output;
-    EXPECT_THAT(exit.output, ::testing::ContainsRegex("in Engine::[a-z]+ in step 1: .*rank [0-9]"));
   }
 }
 

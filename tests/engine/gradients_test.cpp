@@ -2,7 +2,6 @@
 // are missing or left over.
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -10,6 +9,7 @@
 
 #include <limits>
 
+#include <tests/plain/plain_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
@@ -27,26 +27,17 @@ using torch::nn::Sequential;
 
 const std::string kWeight = "2.weight";  // 18 x 16: no multiple of a shard
 
-struct OneRank {
-  OneRank(dist::Communicator& communicator, const EngineConfig& config, std::int64_t outputs = 18)
-      : rank(communicator.rank()),
-        net(seeded(outputs)),
-        engine(*net, communicator, optim::adamw({.learning_rate = 0.01}), config,
-               nn::default_units(/*bytes=*/1)) {}
-  static Sequential seeded(std::int64_t outputs) {
-    at::manual_seed(3);
-    return Sequential(Linear(8, 16), torch::nn::Tanh(), Linear(16, outputs));
-  }
-  void backward(int number) {
-    at::manual_seed(100 * number + rank);
-    const at::Tensor x = at::randn({4, 8});
-    engine.backward(engine.forward([&] { return net->forward(x).square().mean(); }));
-  }
-  std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
+PlainModule layers(std::int64_t outputs) {
+  at::manual_seed(3);
+  const Sequential net(Linear(8, 16), torch::nn::Tanh(), Linear(16, outputs));
+  return {net.ptr(), [net = net]() mutable {
+            return net->forward(at::randn({4, 8})).square().mean();
+          }};
+}
 
-  int rank;
-  Sequential net;
-  Engine engine;
+struct OneRank : PlainRun {
+  OneRank(dist::Communicator& communicator, const EngineConfig& config, std::int64_t outputs = 18)
+      : PlainRun(communicator, layers(outputs), config, optim::adamw({.learning_rate = 0.01})) {}
 };
 
 std::vector<EngineConfig> configurations(const dist::Communicator& communicator) {
@@ -72,7 +63,7 @@ TEST_P(GradientsOfAStep, AreSeenWholeAndChangedInPartsAtEveryStage) {
         run.backward(number);
         if (number % 2 == 0) continue;
         const at::NoGradGuard no_grad;
-        at::Tensor gradient = run.net[2]->as<Linear>()->weight.grad();
+        at::Tensor gradient = run.made.module->named_parameters()[kWeight].grad();
         gradient.view({-1}).narrow(0, 37, 200).mul_(0.25);
         gradients.push_back(gradient.clone());
         run.engine.step();

@@ -1,18 +1,15 @@
 // Hooks that a program sets on parameters, where it is about more than their bits: those are a
 // matter of the programs of tests/fuzz. A second backward, which stage 3 refuses.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/modules/linear.h>
 
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -110,67 +107,6 @@ TEST(GradientHooksOfOneRank, ThatThrowAreHeardOfByAll) {
       EXPECT_THAT(exit.output, HasSubstr(exit.rank == 1 ? "the hook of rank 1" : "is gone"));
     }
   }
-}
-
-struct PlainPair : torch::nn::Module {
-  PlainPair() {
-    for (const char* name : {"first", "second"}) {
-      layers.push_back(register_module(name, torch::nn::Linear(13, 13)));
-    }
-  }
-  at::Tensor predict(const at::Tensor& x) { return layers[1](layers[0](x).tanh()).tanh(); }
-  std::vector<torch::nn::Linear> layers;
-};
-
-// The weights after three steps. Before each of them one with a penalty on the gradient of the
-// inputs is tried if `tries`: an error on all ranks before anything is reduced, and given up.
-std::vector<at::Tensor> weights_with_penalties(
-    dist::Communicator& communicator, Engine& engine, bool tries,
-    const std::function<at::Tensor(const at::Tensor&)>& predict) {
-  const auto backward = [&](int number, bool penalised) {
-    const auto seed = static_cast<std::uint64_t>(100 * communicator.rank() + number);
-    const at::Tensor x = random({4, 13}, seed, /*gradient=*/penalised, at::kFloat);
-    engine.backward(engine.forward([&] {
-      const at::Tensor y = predict(x);
-      if (!penalised) return y.square().mean();
-      return autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true)[0].square().mean();
-    }));
-  };
-  for (const int number : {0, 1, 2}) {
-    if (tries) {
-      const dist::Traffic before = communicator.traffic();
-      expect_error([&] { backward(number, /*penalised=*/true); },
-                   {"create_graph runs through ", "needs stages 0 to 2"});
-      EXPECT_EQ(communicator.traffic().since(before).bytes(dist::Purpose::kGradient), 0);
-      engine.give_up_step();
-    }
-    backward(number, /*penalised=*/false);
-    EXPECT_TRUE(engine.step());
-  }
-  return whole_weights(engine.strategy());
-}
-
-TEST_P(GradientHooks, ASecondBackwardIsRefusedAtStage3) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const EngineConfig& config :
-         std::vector<EngineConfig>{{}, {.lookahead = 0}, {.shard_size = 1}}) {
-      SCOPED_TRACE(base::text_of(config));
-      std::vector<std::vector<at::Tensor>> of_units, of_plain;
-      for (const bool tries : {false, true}) {
-        EngineRun run(communicator, config);
-        of_units.push_back(
-            weights_with_penalties(communicator, run.engine, tries,
-                                   [&](const at::Tensor& x) { return run.toy.model->predict(x); }));
-        at::manual_seed(3);
-        PlainPair pair;
-        Engine engine(pair, communicator, optim::adamw(), config, nn::default_units(1));
-        of_plain.push_back(weights_with_penalties(
-            communicator, engine, tries, [&](const at::Tensor& x) { return pair.predict(x); }));
-      }
-      EXPECT_TRUE(same_bits(of_units[0], of_units[1]));
-      EXPECT_TRUE(same_bits(of_plain[0], of_plain[1]));
-    }
-  });
 }
 
 }  // namespace

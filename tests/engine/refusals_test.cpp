@@ -6,6 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/optimizer.h>
 
@@ -24,6 +25,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
+#include <zero/io/state_dict.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
@@ -169,7 +171,7 @@ const std::vector<Case> kCases = {
        t.run.step(t.batch_with_nan(2));
        t.run.step(3);
      },
-     {"step 1: the loss is infinite or NaN on rank 1; no rank has"},
+     {"step 1: the loss is infinite or NaN on rank 1; no rank has", "a mean over no label is NaN"},
      kStepOfTwo},
     {"ALossThatIsNotFiniteInAStepThatIsGivenUp",
      [](Trial& t) { t.run.step(t.batch_with_nan(2)); },
@@ -194,7 +196,7 @@ const std::vector<Case> kCases = {
            t.run.engine.forward([&] { return data::loss_of(*t.run.toy.model, silent); }));
        t.run.step(t.batch(2, 1));
      },
-     {"micro-batch 2 of the step has loss terms"},
+     {"micro-batch 2 of the step has loss terms on rank", "in all batches"},
      {.config = kTwo, .gives_up = true}},
     // At stage 3 ranks gather in different functions then, which CallMismatch is about.
     {"ALossOfItsOwnBesideLossTerms",
@@ -231,7 +233,7 @@ const std::vector<Case> kCases = {
        EXPECT_TRUE(t.run.engine.step());
        throw Error(said);
      },
-     {"backward() number 3 of a step of 2 micro-batches"},
+     {"backward() number 3 of a step of 2 micro-batches", "backward(main + aux)"},
      kStepOfTwo},
     {"AReleaseAfterABackward",
      [](Trial& t) {
@@ -299,6 +301,16 @@ const std::vector<Case> kCases = {
     {"ANegativeLearningRate",
      [](Trial& t) { t.strategy().optimizer().set_learning_rates({-1}); },
      {from_zero("learning_rate is -1")}},
+    {"APenaltyOnAGradientWhereParametersAreSharded",
+     [](Trial& t) {
+       const at::Tensor x = t.batch(t.next).inputs.requires_grad_();
+       t.run.engine.backward(t.run.engine.forward([&] {
+         const at::Tensor y = t.run.toy.model->predict(x).sum();
+         return torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0].square().mean();
+       }));
+     },
+     {"create_graph runs through ", "needs stages 0 to 2"},
+     {.stages = {3}, .gives_up = true}},
     {"AUnitThatIsNotThere",
      [](Trial& t) { train::UnshardedParameters(t.strategy(), 99); },
      {"there is no unit 99: the model has "}},
@@ -443,7 +455,15 @@ const std::map<std::string, std::function<void(EngineRun& run, const std::string
      {"Engine::forward", [](auto& run, auto&) { run.step(1); }},
      {"Strategy::unshard",
       [](auto& run, auto&) { train::UnshardedParameters(run.engine.strategy(), 0); }},
-     {"Engine::release", [](auto& run, auto&) { run.engine.release(); }}};
+     {"Engine::release", [](auto& run, auto&) { run.engine.release(); }},
+     {"Engine::evaluate",
+      [](auto& run, auto&) {
+        run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(0, 1).inputs); });
+      }},
+     {"Engine::on_step", [](auto& run, auto&) { run.engine.on_step([](const StepMetrics&) {}); }},
+     {"io::state_dict", [](auto& run, auto&) { io::state_dict(run.engine.strategy()); }},
+     {"io::load_weights",
+      [](auto& run, auto&) { run.engine.load_weights(safetensors::NamedTensors()); }}};
 
 using NamesOfCalls = std::pair<const char*, const char*>;  // of rank 0 and of the others
 class CallMismatch : public ::testing::TestWithParam<std::tuple<int, const char*, NamesOfCalls>> {};
@@ -452,6 +472,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(2, 3), ::testing::Values("auto", "tcp"),
                        ::testing::Values(NamesOfCalls{"Engine::save", "Engine::forward"},
                                          NamesOfCalls{"Strategy::unshard", "Engine::forward"},
+                                         NamesOfCalls{"Engine::evaluate", "Engine::forward"},
+                                         NamesOfCalls{"Engine::on_step", "Engine::forward"},
+                                         NamesOfCalls{"io::state_dict", "Engine::forward"},
+                                         NamesOfCalls{"io::load_weights", "Engine::forward"},
                                          NamesOfCalls{"Engine::save", "Engine::release"},
                                          NamesOfCalls{"Engine::release", "Strategy::unshard"})));
 

@@ -3,23 +3,19 @@
 // engine that is used otherwise. Calls in other orders are a matter of tests/fuzz; what a program
 // gets wrong is in refusals_test.cpp.
 
-#include <ATen/ops/allclose.h>
 #include <fmt/format.h>
 #include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
 #include <functional>
-#include <limits>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include <tests/support/average_over_ranks.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/plain_ranks.hpp>
 #include <tests/support/random_model.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
@@ -41,11 +37,11 @@ using Change = std::function<void(const std::vector<at::Tensor>& parameters)>;
 std::vector<at::Tensor> plain_weights(int ranks, const Change& change) {
   const Toy toy = Toy::alone();
   const std::vector<at::Tensor> parameters = parameters_of(*toy.model);
-  const auto optimizer = optim::adamw()(parameters);
-  average_over_ranks(parameters, ranks,
-                     [&](int rank) { data::loss_of(*toy.model, toy.batch(rank, 0)).backward(); });
+  PlainRanks trained(parameters, ranks, optim::adamw());
+  trained.backward([&](int rank) { return data::loss_of(*toy.model, toy.batch(rank, 0)); });
+  trained.average();
   change(parameters);
-  optimizer->step();
+  trained.update();
   return parameters;
 }
 
@@ -127,69 +123,6 @@ TEST_P(StepPrograms, TheStrategyClipsAsStepDoes) {
   });
 }
 
-// An infinity in the gradient of one parameter, on one rank, reduced at the end or after each
-// micro-batch; and, where averages are added up, ones whose sum overflows.
-TEST_P(StepPrograms, TheTrainerTakesNoGradientThatIsNotFinite) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
-    const int rank = communicator.rank(), culprit = communicator.size() - 1;
-    for (const auto accumulation :
-         {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
-      const bool local = accumulation == train::Accumulation::kLocal;
-      Toy toy;
-      const auto strategy = make_strategy(mode, {.module = *toy.model,
-                                                 .mesh = communicator,
-                                                 .optimizer = optim::adamw(),
-                                                 .values = &toy.values,
-                                                 .accumulation = accumulation});
-      tools::Trainer trainer(*strategy, losses_of(*strategy));
-      tools::Trainer skips(*strategy, losses_of(*strategy),
-                           {.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip});
-      std::vector<data::Batch> batches;
-      for (int m = 0; m < 4; ++m) batches.push_back(toy.batch(rank, m));
-      trainer.step(batches);
-      const std::vector<at::Tensor> before = whole_weights(*strategy);
-      const auto expect_refused = [&](const std::string& name, const std::string& where) {
-        expect_error([&] { trainer.step(batches); },
-                     {"step 1", fmt::format("'{}' is infinite or NaN", name), where});
-        for (std::size_t i = 0; i < strategy->list().size(); ++i) {
-          const at::Tensor mine = strategy->placement(i).updated.tensor;
-          EXPECT_FALSE(mine.defined() && mine.grad().defined()) << "kept a gradient";
-        }
-        EXPECT_TRUE(skips.step(batches).skipped);
-        EXPECT_TRUE(same_bits(whole_weights(*strategy), before));
-      };
-      strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
-        if (i != 3 || rank != culprit) return;
-        gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
-      });
-      expect_refused(strategy->list().parameters[3].name,
-                     local ? fmt::format("on rank {};", culprit) : "on rank");
-      strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
-        if (i == 1) gradient.detach().fill_(rank == 0 ? 3e38F : 0);
-      });
-      if (!local) expect_refused("layers.0.linear.bias", "on rank");
-      EXPECT_EQ(skips.skipped_steps(), local ? 1 : 2);
-      strategy->passes().observe_gradients({});
-      EXPECT_FALSE(trainer.step(batches).skipped);
-    }
-  });
-}
-
-TEST_P(StepPrograms, TheTrainerComparesSettingsOfTorchOptimizersToo) {
-  on_modes(
-      GetParam(), {"ddp", "zero2", "zero3", "tensor_zero3", "engine3"},
-      [](dist::Communicator& communicator, const std::string& mode) {
-        Toy toy;
-        const double momentum = communicator.rank() == 1 ? 0.8 : 0.9;
-        const auto sgd =
-            wrapped<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(momentum));
-        const auto strategy = make_strategy(mode, {*toy.model, communicator, sgd, &toy.values});
-        tools::Trainer trainer(*strategy, losses_of(*strategy));
-        expect_error([&] { trainer.step({toy.batch(communicator.rank(), 0)}); },
-                     {"rank 0 has momentum 0.9 in group 0", "rank 1 has momentum 0.8 in group 0"});
-      });
-}
-
 // The program's own backward: its gradients are dropped, and their buffers before the next forward.
 // The states of a parameter that is frozen later are still counted.
 TEST_P(StepPrograms, MemoryIsThatOfTheFormulasAfterOtherBackwardsAndFreezing) {
@@ -202,45 +135,6 @@ TEST_P(StepPrograms, MemoryIsThatOfTheFormulasAfterOtherBackwardsAndFreezing) {
     EXPECT_EQ(states_since(before).gradients, 0);
     for (const at::Tensor& p : parameters_in(run)) p.set_requires_grad(false);
     EXPECT_EQ(states_since(before).optimizer, run.engine.strategy().costs().at_rest.optimizer);
-  });
-}
-
-// Uneven ones weigh as the concatenated batch; even ones have the bits of the trainer, also of
-// three micro-batches, which no power of two divides.
-TEST_P(StepPrograms, MicroBatchesWeighByTheirLossTerms) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    const int ranks = communicator.size(), rank = communicator.rank();
-    const auto make = sgd(0.1);
-    for (const bool even : {false, true}) {
-      const auto samples = [&](int m, int r) { return even ? 4 : 1 + (2 * m + 3 * r) % 7; };
-      for (const int micro_batches : {1, 2, 3}) {
-        SCOPED_TRACE(fmt::format("{} {} micro-batches", micro_batches, even ? "even" : "uneven"));
-        EngineRun run(communicator, {.stage = stage, .accumulation_steps = micro_batches}, make);
-        Toy toy, whole = Toy::alone();
-        const auto ddp = make_strategy("ddp", {*toy.model, communicator, make, &toy.values});
-        tools::Trainer trainer(*ddp, losses_of(*ddp));
-        const std::vector<at::Tensor> expected = parameters_of(*whole.model);
-        const auto optimizer = make(expected);
-        for (int first = 0; first < 3 * micro_batches; first += micro_batches) {
-          std::vector<data::Batch> mine, all;
-          for (int m = first; m < first + micro_batches; ++m) {
-            for (int r = 0; r < ranks; ++r) all.push_back(toy.batch(r, m, samples(m, r)));
-            mine.push_back(toy.batch(rank, m, samples(m, rank)));
-            EXPECT_EQ(run.step(mine.back()), m + 1 == first + micro_batches);
-          }
-          trainer.step(mine);
-          average_over_ranks(
-              expected, 1, [&](int) { data::loss_of(*whole.model, concatenate(all)).backward(); });
-          optimizer->step();
-        }
-        const auto ours = run.weights(), trained = whole_weights(*ddp);
-        for (std::size_t i = 0; i < ours.size(); ++i) {
-          EXPECT_TRUE(at::allclose(ours[i], expected[i], 1e-5, 1e-6)) << "parameter " << i;
-          EXPECT_TRUE(at::allclose(trained[i], expected[i], 1e-5, 1e-6)) << "parameter " << i;
-        }
-        EXPECT_TRUE((!even && micro_batches > 1) || same_bits(ours, trained));
-      }
-    }
   });
 }
 

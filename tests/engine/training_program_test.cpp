@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/nn/utils/clip_grad.h>
 
 #include <algorithm>
 
@@ -13,7 +12,6 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
 
 namespace zero::testing {
@@ -57,7 +55,7 @@ TEST_P(TrainingProgram, HasTheMeanLossAndTheNormIfItAsks) {
           const double factor = optim::clip_coefficient(norm, clip_norm);
           for (const at::Tensor& p : alone.parameters) p.mutable_grad().mul_(factor);
         }
-        alone.update_weights();
+        alone.update();
         EXPECT_TRUE(run.step(number));
         ASSERT_EQ(seen.size(), number + 1U);
         EXPECT_EQ(seen.back().step, number);
@@ -137,21 +135,6 @@ TEST_P(TrainingProgram, ACallbackThatThrowsOrIsMissingOnOneRankIsAnErrorOnAll) {
   });
 }
 
-TEST_P(TrainingProgram, WhereOneRankEvaluatesOrCallsOnStepAllHearOfIt) {
-  for (const std::string call : {"evaluate", "on_step"}) {
-    const auto exits = ranks_ended({.world_size = GetParam()}, [&](dist::Communicator& ranks) {
-      EngineRun run(ranks, {.stage = call == "evaluate" ? 3 : 1});
-      run.step(0);
-      if (run.rank == 1 && call == "on_step") run.engine.on_step([](const StepMetrics&) {});
-      if (run.rank == 1 && call == "evaluate") {
-        run.engine.evaluate([&] { return run.toy.model->predict(run.toy.batch(1, 1).inputs); });
-      }
-      run.step(1);
-    });
-    expect_errors(exits, HasSubstr("Engine::" + call));
-  }
-}
-
 TEST_P(TrainingProgram, EvaluatesAtAnyTimeWithTheWeightsOfNow) {
   on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
     Alone alone(communicator.size(), model);
@@ -199,7 +182,7 @@ TEST_P(TrainingProgram, HasGroupsByNameWithARateEach) {
     for (int number = 0; number < 4; ++number) {
       const std::vector<double> rates = {0.01 / (number + 1), 0.002 * number};
       optimizer.set_learning_rates(rates);
-      alone.update->set_learning_rates(rates);
+      alone.optimizer().set_learning_rates(rates);
       run.step(number);
       alone.step(number);
     }
@@ -240,35 +223,6 @@ TEST_P(TrainingProgram, RefusesGroupsThatDifferOnAllRanksByName) {
   });
 }
 
-TEST(TrainingProgramOnTwoRanks, HasGroupsByNameWithMasterWeightsAndIgnoredParameters) {
-  on_both_models(2, [](auto& communicator, const auto& model, EngineConfig config) {
-    const auto optimizer_of = [](const torch::nn::Module& module) {
-      return optim::with_master_weights(optim::adamw(
-          module, {{.weight_decay = 0.5}, {.weight_decay = 0}},
-          [](const std::string&, const at::Tensor& p) { return p.dim() > 1 ? 0U : 1U; }));
-    };
-    const PlainModule alone = PlainRun::make(model), made = PlainRun::make(model);
-    for (const PlainModule& each : {alone, made}) each.module->to(at::kBFloat16);
-    std::vector<at::Tensor> trained;
-    for (const auto& item : alone.module->named_parameters()) {
-      if (item.key() != "norm.bias") trained.push_back(item.value());
-    }
-    const auto optimizer = optimizer_of(*alone.module)(trained);
-    config.ignored = {"norm.bias"};
-    PlainRun run(communicator, made, config, optimizer_of(*made.module));
-    for (int number = 0; number < 3; ++number) {
-      at::manual_seed(number);
-      alone.loss().backward();
-      optimizer->step();
-      for (const at::Tensor& p : alone.module->parameters()) p.mutable_grad().reset();
-      at::manual_seed(number);  // the same on both ranks
-      run.engine.backward(run.forward());
-      run.engine.step();
-    }
-    EXPECT_TRUE(same_bits(run.weights(), trained));
-  });
-}
-
 // On every rank an ignored parameter has values and a gradient of its own.
 TEST_P(TrainingProgram, LeavesIgnoredParametersAlone) {
   const TestFolder folder;
@@ -292,13 +246,13 @@ TEST_P(TrainingProgram, LeavesIgnoredParametersAlone) {
     for (const auto& item : alone.made.module->named_parameters()) {
       if (!ignores(item.key())) others.push_back(item.value());
     }
-    alone.update->narrow([&](const at::Tensor& p) {
+    alone.optimizer().narrow([&](const at::Tensor& p) {
       return std::ranges::any_of(others, [&](const at::Tensor& each) { return each.is_same(p); });
     });
     for (int number = 0; number < 3; ++number) {
       run.step(number);
       alone.backward(number, [&](int rank) { mark(*alone.made.module, rank); });
-      alone.update_weights();
+      alone.update();
     }
     run.engine.save(folder.path());
     EXPECT_TRUE(same_bits(run.weights(), others));
@@ -361,29 +315,6 @@ TEST_P(TrainingProgram, RefusesIgnoredNamesThatAreNotThereOrDifferOrHaveNoValues
             PlainRun(communicator, PlainModule{net, {}}, config);
           },
           {"the ignored parameter 'bias' has no values"});
-    }
-  });
-}
-
-TEST_P(TrainingProgram, FreezesAndUnfreezesBetweenSteps) {
-  on_both_models(GetParam(), [](auto& communicator, const auto& model, const auto& config) {
-    Alone alone(communicator.size(), model);
-    PlainRun run(communicator, model, config, optim::adamw());
-    const auto freeze = [](torch::nn::Module& module, const std::string& prefix, bool frozen) {
-      for (const auto& item : module.named_parameters()) {
-        if (item.key().starts_with(prefix)) item.value().requires_grad_(!frozen);
-      }
-    };
-    for (int number = 0; number < 6; ++number) {
-      for (torch::nn::Module* module : {alone.made.module.get(), run.made.module.get()}) {
-        freeze(*module, "blocks.0", number == 1 || number == 2);
-        freeze(*module, "norm", number % 2 == 1);
-        // A part of a unit: zeros travel for it in a bucket with the others' gradients.
-        freeze(*module, "blocks.1.up", number == 3 || number == 4);
-      }
-      alone.step(number);
-      run.step(number);
-      EXPECT_TRUE(same_bits(run.weights(), alone.parameters)) << number;
     }
   });
 }

@@ -14,12 +14,12 @@
 #include <numeric>
 #include <vector>
 
-#include <tests/support/average_over_ranks.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/plain_ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/tensors.hpp>
 
@@ -112,18 +112,18 @@ void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& for
 // Weights of discriminator and generator after two steps of the plain modules.
 std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   Gan gan;
-  std::map<tools::Mlp*, std::unique_ptr<optim::Optimizer>> optimizers;
+  std::map<nn::Mlp*, PlainRanks> trained;
   std::vector<at::Tensor> all;
   for (tools::Mlp* model : {static_cast<tools::Mlp*>(gan.discriminator.get()),
                             static_cast<tools::Mlp*>(gan.generator.get())}) {
     nn::initialize_parameters(*model, gan.values);
     const std::vector<at::Tensor> parameters = parameters_of(*model);
-    optimizers[model] = optim::adamw()(parameters);
+    trained.try_emplace(model, parameters, ranks, optim::adamw());
     all.insert(all.end(), parameters.begin(), parameters.end());
   }
-  const auto train = [&](tools::Mlp& model, const auto& loss) {
-    average_over_ranks(parameters_of(model), ranks, [&](int r) { loss(r).backward(); });
-    optimizers.at(&model)->step();
+  const auto train = [&](nn::Mlp& model, const auto& loss) {
+    trained.at(&model).backward(loss);
+    trained.at(&model).step();
   };
   std::vector<int> every_rank(static_cast<std::size_t>(ranks));
   std::iota(every_rank.begin(), every_rank.end(), 0);
@@ -258,31 +258,6 @@ TEST_P(TwoEngines, WaitForLateValuesOfAPlainModuleOfTheOther) {
             << base::text_of(config);
       }
     }
-  });
-}
-
-// As by LibTorch, if the plain critic had been updated in between by its optimizer.
-TEST_P(TwoEngines, RefuseABackwardThroughValuesFromBeforeAnUpdate) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    PlainGan gan(communicator, {.stage = stage});
-    const at::Tensor z = Gan::random(communicator.rank(), 0, 8);
-    const auto whole = [&] {
-      std::vector<std::unique_ptr<train::UnshardedParameters>> held;
-      for (std::size_t u = 0; u < gan.critic.strategy().list().units.size(); ++u) {
-        held.push_back(std::make_unique<train::UnshardedParameters>(gan.critic.strategy(), u));
-      }
-      return held;
-    };
-    gan.critic.backward(gan.critic.forward([&] { return gan.judge->forward(z).mean(); }));
-    at::Tensor loss;
-    {
-      const auto held = whole();
-      loss = gan.generator.forward([&] { return gan.judge->forward(gan.made->forward(z)).mean(); });
-    }
-    gan.critic.step();
-    const auto held = whole();
-    EXPECT_THROW(gan.generator.backward(loss), c10::Error);
-    gan.generator.give_up_step();
   });
 }
 

@@ -20,36 +20,6 @@ at::Tensor loss_under_autocast(const PlainModule& made) {
   return made.loss().to(at::kFloat);
 }
 
-ZERO_TESTS_ON_RANKS(AutocastProgram, 2, 3);
-
-// In the program's function, or, of a model of units, around forward().
-TEST_P(AutocastProgram, HasTheBitsOfTheModelAlone) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
-    for (const char* name : kAutocastModels) {
-      SCOPED_TRACE(name);
-      Alone alone(communicator.size(), name);
-      PlainRun run(communicator, name, at_stage(stage), optim::adamw());
-      const bool is_around = dynamic_cast<nn::Unit*>(run.made.module.get()) != nullptr;
-      const auto under = [](PlainModule& made) {
-        made.loss = [plain = made] { return loss_under_autocast(plain); };
-      };
-      under(alone.made);
-      if (!is_around) under(run.made);
-      for (int number = 0; number < 3; ++number) {
-        alone.step(number);
-        at::manual_seed(100 * number + run.rank);
-        std::optional<Autocast> around;
-        if (is_around) around.emplace();
-        const at::Tensor loss = run.forward();
-        around.reset();
-        run.engine.backward(loss);
-        run.engine.step();
-      }
-      EXPECT_TRUE(same_bits(run.weights(), alone.parameters));
-    }
-  });
-}
-
 // LibTorch keeps the bfloat16 copy of a weight until the scope ends: also for a second forward,
 // which then does not read the weight, and after an update.
 void expect_a_scope_for_each_forward(dist::Communicator& communicator, int stage,

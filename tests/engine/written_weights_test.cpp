@@ -1,7 +1,6 @@
 // Weights that a program writes itself, where its ranks disagree or there is no scope around it.
 // What is right to write, the programs of tests/fuzz do at any time and under every mode.
 
-#include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -166,33 +165,6 @@ TEST_P(WrittenWeights, ThatDifferOrAreOutsideOfAScopeAreRefusedOnAllRanks) {
       communicator.barrier();
       if (run.rank == 0) std::filesystem::remove_all(folder.path() / "right");
       communicator.barrier();
-    }
-  });
-}
-
-// At stage 3 each kind of write is an error that names the parameter.
-TEST_P(WrittenWeights, WithoutAScopeAreRefusedWhereParametersAreSharded) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const at::NoGradGuard no_grad;
-    const std::vector<std::function<void(const at::Tensor&)>> writes = {
-        [](const at::Tensor& p) { p.clamp_(-0.1, 0.1); },
-        [](const at::Tensor& p) { p.zero_(); },
-        [](const at::Tensor& p) { p.fill_(1); },
-        [](const at::Tensor& p) { p.copy_(at::ones_like(p)); },
-        [](const at::Tensor& p) { p.data().mul_(2); },
-        [](const at::Tensor& p) { p.view({-1})[0] = 1; },
-        [](const at::Tensor& p) { p.normal_(); },
-    };
-    for (const std::int64_t bucket : {1, 1 << 20}) {
-      WritingRun run(communicator, {.stage = 3, .bucket_bytes = bucket});
-      for (const nn::Parameter& p : run.engine.strategy().list().parameters) {
-        for (std::size_t w = 0; w < writes.size(); ++w) {
-          EXPECT_THAT(thrown_by([&] { writes[w](p.tensor); }),
-                      ::testing::AllOf(::testing::HasSubstr("'" + p.name + "'"),
-                                       ::testing::HasSubstr("UnshardedParameters")))
-              << "write " << w;
-        }
-      }
     }
   });
 }

@@ -2,23 +2,19 @@
 // clipping, gradients that are not finite, loss scales and checkpoints.
 
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <torch/nn/modules/linear.h>
 
 #include <limits>
-#include <memory>
 #include <vector>
 
-#include <tests/support/batch_model.hpp>
+#include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
-#include <tests/support/toy.hpp>
-#include <tests/support/whole_weights.hpp>
-#include <zero/engine.hpp>
-#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
 #include "on_device.hpp"
@@ -28,55 +24,26 @@ namespace {
 
 using dist::Communicator;
 
-// A model of one's own that was made on the CPU and moved, under an engine.
-struct Trained {
+struct Trained : EngineRun {
   Trained(Communicator& communicator, at::DeviceType on, const EngineConfig& config,
           at::ScalarType dtype = at::kFloat,
           const optim::OptimizerFactory& optimizer = optim::adamw())
-      : rank(communicator.rank()),
-        device(on),
-        model(moved_model(device, dtype)),
-        engine(*model, communicator, optimizer, config) {}
-
-  static std::shared_ptr<tools::Mlp> moved_model(at::Device device, at::ScalarType dtype) {
-    tools::MlpConfig config;
-    config.dtype = dtype;
-    auto model = std::make_shared<tools::Mlp>(config);
-    nn::SeededValues values(/*seed=*/5);
-    nn::initialize_parameters(*model, values);
-    model->to(device);
-    return model;
-  }
-
+      : EngineRun(communicator, config, optimizer, dtype, {17, 11},
+                  at::empty({0}, at::TensorOptions(on)).device()) {}
   // If `bad`, the gradient of the second parameter is infinite on the last rank.
   bool step(int number, bool bad = false) {
-    const bool culprit = bad && rank == engine.strategy().communicator().size() - 1;
-    engine.strategy().passes().observe_gradients(
-        [culprit](std::size_t i, const at::Tensor& gradient) {
-          if (i != 1 || !culprit) return;
-          gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
-        });
-    data::Batch batch = toy.batch(rank, number);
-    batch.inputs = batch.inputs.to(device);
-    batch.targets = batch.targets.to(device);
-    engine.backward(forward_batch(engine, batch));
-    return engine.step();
+    make_gradient_infinite(bad && rank == engine.strategy().communicator().size() - 1);
+    return EngineRun::step(number);
   }
   bool bad_step(int number) { return step(number, /*bad=*/true); }
   std::vector<at::Tensor> weights() {
-    std::vector<at::Tensor> all;
-    for (const at::Tensor& t : whole_weights(engine.strategy())) {
+    std::vector<at::Tensor> all = EngineRun::weights();
+    for (at::Tensor& t : all) {
       EXPECT_EQ(t.device().type(), device.type());
-      all.push_back(t.cpu());
+      t = t.cpu();
     }
     return all;
   }
-
-  int rank;
-  at::Device device;
-  Toy toy;
-  std::shared_ptr<tools::Mlp> model;
-  Engine engine;
 };
 
 optim::OptimizerFactory with_masters() { return optim::with_master_weights(optim::adamw()); }

@@ -7,9 +7,9 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include <tests/support/plain_ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine.hpp>
@@ -58,48 +58,36 @@ struct PlainRun {
 };
 
 /// The measure: such a module trained without an engine, on the batches of all ranks.
-struct Alone {
-  Alone(int rank_count, const std::string& name,
+struct Alone : PlainRanks {
+  Alone(int ranks, const std::string& name,
         const optim::OptimizerFactory& optimizer = optim::adamw())
-      : ranks(rank_count),
-        made(PlainRun::make(name)),
-        parameters(made.module->parameters()),
-        update(optimizer(parameters)) {}
-
+      : Alone(ranks, PlainRun::make(name), optimizer) {}
+  Alone(int ranks, const PlainModule& module, const optim::OptimizerFactory& optimizer)
+      : PlainRanks(module.module->parameters(), ranks, optimizer),
+        ranks(ranks),
+        made(module),
+        parameters(made.module->parameters()) {}
   /// The averaged gradients of step `number`; `before` is called for each rank.
   void backward(
       int number, const std::function<void(int)>& before = [](int) {}) {
-    std::vector<at::Tensor> sums(parameters.size());
     mean_loss = 0;
-    for (int r = 0; r < ranks; ++r) {
-      before(r);
-      at::manual_seed(100 * number + r);
+    PlainRanks::backward([&](int rank) {
+      before(rank);
+      at::manual_seed(100 * number + rank);
       const at::Tensor loss = made.loss();
-      loss.backward();
       mean_loss += loss.item<double>();
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        const at::Tensor mine = std::exchange(parameters[i].mutable_grad(), at::Tensor());
-        if (mine.defined()) sums[i] = sums[i].defined() ? sums[i] + mine : mine;
-      }
-    }
+      return loss;
+    });
     mean_loss /= ranks;
-    for (std::size_t i = 0; i < sums.size(); ++i) {
-      if (sums[i].defined()) parameters[i].mutable_grad() = sums[i] / ranks;
-    }
-  }
-  void update_weights() {
-    update->step();
-    for (const at::Tensor& p : parameters) p.mutable_grad().reset();
+    average();
   }
   void step(int number) {
     backward(number);
-    update_weights();
+    update();
   }
-
   int ranks;
   PlainModule made;
   std::vector<at::Tensor> parameters;
-  std::unique_ptr<optim::Optimizer> update;
   double mean_loss = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <zero/optim/adamw.hpp>
 
 #include "batch_model.hpp"
+#include "moved_to.hpp"
 #include "toy.hpp"
 #include "whole_weights.hpp"
 
@@ -17,18 +18,26 @@ namespace zero::testing {
 struct EngineRun {
   EngineRun(dist::Communicator& communicator, const EngineConfig& config,
             const optim::OptimizerFactory& optimizer = optim::adamw(),
-            at::ScalarType dtype = at::kFloat, std::vector<std::int64_t> hidden = {17, 11})
+            at::ScalarType dtype = at::kFloat, std::vector<std::int64_t> hidden = {17, 11},
+            at::Device device = at::kCPU)
       : rank(communicator.rank()),
-        toy(tools::MlpConfig{.hidden = std::move(hidden), .dtype = dtype}),
+        device(device),
+        toy(on(device, {.hidden = std::move(hidden), .dtype = dtype})),
         engine(*toy.model, communicator, optimizer, config, nn::default_units(), &toy.values) {}
+  static Toy on(at::Device device, const nn::MlpConfig& config) {
+    Toy toy(config);
+    move_to(device, *toy.model);
+    return toy;
+  }
 
-  at::Tensor forward(int number) { return forward_batch(engine, toy.batch(rank, number)); }
+  data::Batch batch(int number) const { return moved_to(device, toy.batch(rank, number)); }
+  at::Tensor forward(int number) { return forward_batch(engine, batch(number)); }
   /// A micro-batch and what step() says to it.
   bool step(const data::Batch& batch) {
     engine.backward(forward_batch(engine, batch));
     return engine.step();
   }
-  bool step(int number) { return step(toy.batch(rank, number)); }
+  bool step(int number) { return step(batch(number)); }
   void steps(int first, int last) {
     for (int number = first; number < last; ++number) step(number);
   }
@@ -43,6 +52,7 @@ struct EngineRun {
   std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
 
   int rank;
+  at::Device device;
   Toy toy;
   Engine engine;
 };

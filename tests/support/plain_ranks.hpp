@@ -31,16 +31,24 @@ class PlainRanks {
     }
   }
 
-  void step() {
+  /// From now on the parameters have the averages of all that backward() has added up.
+  void average() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const at::Tensor sum = sum_of(i);
       if (!sum.defined()) continue;
       parameters_[i].mutable_grad() =
           (sum / static_cast<std::int64_t>(gradients_.size())).to(parameters_[i].scalar_type());
     }
+  }
+  void update() {
     optimizer_->step();
     for (const at::Tensor& p : parameters_) p.mutable_grad().reset();
   }
+  void step() {
+    average();
+    update();
+  }
+  optim::Optimizer& optimizer() { return *optimizer_; }
 
  private:
   void swap_gradients(std::vector<at::Tensor>& of_rank) {
