@@ -131,24 +131,6 @@ TEST(PlannerOnHosts, HasTheBytesOfHsdpAndOfThePartsAndFormulasThoseBetweenHosts)
   });
 }
 
-// The planner has neither padding, which is much for 512 shards of so small a model, nor blocks
-// that end where a shard does.
-TEST(PlannerOnHosts, ARankOf512InGroupsOf8SendsWhatItsCostsSay) {
-  on_ranks(1, [](dist::Communicator&) {
-    for (const int rank : {0, 300, 511}) {
-      for (const OnHosts& way : ways_on_hosts(rank, /*world_size=*/512, /*ranks_per_host=*/8)) {
-        SCOPED_TRACE(fmt::format("{} on rank {}", way.planned.name, rank));
-        EXPECT_EQ(way.sent, way.costs.sent);
-        if (way.planned.name != "ZeRO-3") {
-          EXPECT_EQ(way.between, way.costs.sent_between_groups);
-        }
-        const plan::HostPhase sum = way.planned.sum();
-        EXPECT_NEAR(static_cast<double>(way.sent) / (sum.inside + sum.between), 1, 0.1);
-      }
-    }
-  });
-}
-
 // ---- the numbers of the lessons ----
 
 void expect_in(const std::string& path, const std::vector<std::string>& words) {
