@@ -150,20 +150,6 @@ TEST(EndOfAProgramThatSaves, InADestructorOfAStaticObjectIsACheckpoint) {
   EXPECT_EQ(io::read_checkpoint_info(folder / "run").step, 2);
 }
 
-// Ranks that lose a peer say so, too.
-TEST(EndOfOneRank, WithAnExceptionIsALineOnAll) {
-  const TestFolder folder;
-  const auto exits = ranks_ended({.world_size = 3}, [&](dist::Communicator& communicator) {
-    EngineRun run(communicator, {.stage = 3});
-    run.step(0);
-    run.engine.save(folder / "run", {.behind = true});
-    if (communicator.rank() == 1) throw Error("the program's own");
-    run.steps(1, 1000);
-  });
-  expect_errors(exits, HasSubstr("that is written behind is lost"));
-  EXPECT_FALSE(fs::exists(folder / "run" / "checkpoint.json"));
-}
-
 // Its parent's thread is not there.
 TEST(EndOfAForkedProcess, LeavesTheSaveOfItsParentAlone) {
   const TestFolder folder;

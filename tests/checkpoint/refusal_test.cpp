@@ -36,21 +36,6 @@ TEST_F(Refused, MissingAndShortAndForeignFiles) {
   });
 }
 
-TEST_F(Refused, FlippedBitsAnywhere) {
-  on_two_ranks([&](Session& session) {
-    session.step(1);
-    for (int i = 0; i < 20; ++i) {
-      const double where = i / 20.0 + 0.013;
-      expect_refused(session, i % 20 == 0 ? "" : "checkpoint.json",
-                     [&] { flip_bit(bad_ / "checkpoint.json", where); });
-      for (const int rank : {0, 1}) {
-        expect_refused(session, "was altered", [&] { flip_bit(rank_file(rank), where); });
-      }
-    }
-    expect_good_one_loads(session);
-  });
-}
-
 TEST_F(Refused, OtherVersionsAndRecordsOfOtherPrograms) {
   on_two_ranks([&](Session& session) {
     const auto refused_after = [&](const auto& change, const std::string& reason) {

@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <optional>
 #include <set>
 
@@ -42,6 +43,20 @@ TEST_F(NotSaved, ToAFullDisk) {
     }
     io::save_checkpoint(session.strategy(), good_, note(2, kMode));
     EXPECT_EQ(io::load_checkpoint(session.strategy(), good_).step, 2);
+  });
+}
+
+// When a rank's file is written, or the record of all.
+TEST_F(NotSaved, ToADiskThatIsFullAtOneOfItsFiles) {
+  on_two_ranks([&](Session& session) {
+    for (const std::string file : {"/.rank-00000", "/.checkpoint.json"}) {
+      before_system_call = [&file](SystemCall call, const std::string& path) {
+        return call == SystemCall::kFallocate && path.find(file) != path.npos ? ENOSPC : 0;
+      };
+      const std::string message = refusal_of_saving(session, good_, note(2, kMode));
+      before_system_call = nullptr;
+      expect_step_1_kept(session, good_, message, "No space left on device");
+    }
   });
 }
 
