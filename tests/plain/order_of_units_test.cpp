@@ -5,7 +5,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <iostream>
 
 #include <tests/support/error_of.hpp>
@@ -20,9 +19,9 @@ namespace {
 using Order = std::vector<std::size_t>;
 const Order kInOrder = {0, 1, 2, 3}, kReversed = {3, 2, 1, 0}, kRotated = {1, 2, 3, 0};
 
-// Blocks of one size, which run in any order. As a module of torch::nn:
-struct PlainBlocks : torch::nn::Module {
-  PlainBlocks() {
+// Blocks of one size, which run in any order.
+struct Blocks : torch::nn::Module {
+  Blocks() {
     for (int b = 0; b < 4; ++b) blocks->push_back(torch::nn::Linear(8, 8));
     register_module("blocks", blocks);
   }
@@ -33,109 +32,65 @@ struct PlainBlocks : torch::nn::Module {
   torch::nn::ModuleList blocks;
 };
 
-// And as units that call their hooks themselves.
-struct UnitBlocks : nn::Unit {
-  struct Block : nn::Unit {
-    Block() : linear(register_module("linear", torch::nn::Linear(8, 8))) {}
-    at::Tensor forward(const at::Tensor& x) {
-      return run([&] { return linear->forward(x).tanh(); });
-    }
-    torch::nn::Linear linear;
-  };
-  UnitBlocks() {
-    for (int b = 0; b < 4; ++b) {
-      blocks.push_back(register_module(fmt::format("block{}", b), std::make_shared<Block>()));
-    }
-  }
-  at::Tensor predict(at::Tensor x, const Order& order) {
-    return run([&] {
-      for (const std::size_t b : order) x = blocks[b]->forward(x);
-      return x;
-    });
-  }
-  std::vector<std::shared_ptr<Block>> blocks;
-};
-
 at::Tensor inputs(int rank, int step) {
   at::manual_seed(100 * step + rank);
   return at::randn({3, 8});
 }
 
-template <class Net>
-at::Tensor forward(Engine& engine, Net& net, const at::Tensor& x, const Order& order) {
-  return engine.forward([&] { return net.predict(x, order).square().mean(); });
-}
-
-template <class Net>
 struct BlocksRun {
   BlocksRun(dist::Communicator& communicator, const EngineConfig& config)
       : rank(communicator.rank()),
         net(seeded()),
         engine(*net, communicator, optim::adamw({.learning_rate = 0.01}), config) {}
-  static std::shared_ptr<Net> seeded() {
+  static std::shared_ptr<Blocks> seeded() {
     at::manual_seed(7);
-    return std::make_shared<Net>();
+    return std::make_shared<Blocks>();
+  }
+  at::Tensor forward(int number, const Order& order) {
+    return engine.forward(
+        [&] { return net->predict(inputs(rank, number), order).square().mean(); });
   }
   void step(int number, const Order& order = kInOrder) {
-    engine.backward(forward(engine, *net, inputs(rank, number), order));
+    engine.backward(forward(number, order));
     EXPECT_TRUE(engine.step());
-  }
-  void evaluate(const Order& order) {
-    engine.evaluate([&] { return net->predict(inputs(rank, 9), order); });
   }
   std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
 
   int rank;
-  std::shared_ptr<Net> net;
+  std::shared_ptr<Blocks> net;
   Engine engine;
 };
 
 // What even and odd ranks run in one pass.
 struct Pass {
   const char* name;
-  std::function<void(dist::Communicator&, const EngineConfig&, int good_steps)> run;
+  std::function<void(BlocksRun& run, bool is_odd)> body;
 };
 
-template <class Net>
-Pass pass(const char* name, const std::function<void(BlocksRun<Net>&, bool is_odd)>& body) {
-  return {name, [body](auto& communicator, const EngineConfig& config, int good_steps) {
-            BlocksRun<Net> run(communicator, config);
-            for (int number = 0; number < good_steps; ++number) run.step(number);
-            body(run, communicator.rank() % 2 == 1);
-          }};
-}
-
 const std::vector<Pass> kPasses = {
-    pass<PlainBlocks>("evaluate() of plain modules",
-                      [](auto& run, bool is_odd) { run.evaluate(is_odd ? kReversed : kInOrder); }),
-    pass<UnitBlocks>("evaluate() of units",
-                     [](auto& run, bool is_odd) { run.evaluate(is_odd ? kReversed : kInOrder); }),
-    pass<PlainBlocks>("forward() without a graph",
-                      [](auto& run, bool is_odd) {
-                        const at::NoGradGuard no_grad;
-                        forward(run.engine, *run.net, inputs(0, 9), is_odd ? kReversed : kRotated);
-                      }),
-    pass<PlainBlocks>("a step in two new orders",
-                      [](auto& run, bool is_odd) { run.step(9, is_odd ? kReversed : kRotated); }),
-    pass<PlainBlocks>("a step in a new order on odd ranks",
-                      [](auto& run, bool is_odd) { run.step(9, is_odd ? kReversed : kInOrder); }),
-    pass<UnitBlocks>("a step of units",
-                     [](auto& run, bool is_odd) { run.step(9, is_odd ? kReversed : kInOrder); }),
+    {"evaluate()",
+     [](BlocksRun& run, bool is_odd) {
+       run.engine.evaluate(
+           [&] { return run.net->predict(inputs(run.rank, 9), is_odd ? kReversed : kInOrder); });
+     }},
+    {"forward() without a graph",
+     [](BlocksRun& run, bool is_odd) {
+       const at::NoGradGuard no_grad;
+       run.forward(9, is_odd ? kReversed : kRotated);
+     }},
+    {"a step in two new orders",
+     [](BlocksRun& run, bool is_odd) { run.step(9, is_odd ? kReversed : kRotated); }},
+    {"a step in a new order on odd ranks",
+     [](BlocksRun& run, bool is_odd) { run.step(9, is_odd ? kReversed : kInOrder); }},
     // Block 1 is gathered ahead on even ranks, and does not run.
-    pass<PlainBlocks>("a step that skips a unit",
-                      [](auto& run, bool is_odd) {
-                        run.step(9, is_odd ? kReversed : Order{0, 2, 3});
-                      }),
-    pass<UnitBlocks>("UnshardedParameters",
-                     [](auto& run, bool is_odd) {
-                       train::UnshardedParameters(run.engine.strategy(), is_odd ? 2 : 1);
-                     }),
-    pass<UnitBlocks>("autograd::grad()",
-                     [](auto& run, bool is_odd) {
-                       const at::Tensor x = inputs(run.rank, 1).requires_grad_();
-                       const at::Tensor y = run.net->blocks[is_odd ? 1 : 0]->forward(x).sum();
-                       torch::autograd::grad({y}, {x});
-                     }),
+    {"a step that skips a unit",
+     [](BlocksRun& run, bool is_odd) {
+       run.step(9, is_odd ? kReversed : Order{0, 2, 3});
+     }},
+    {"UnshardedParameters",
+     [](BlocksRun& run, bool is_odd) {
+       train::UnshardedParameters(run.engine.strategy(), is_odd ? 2 : 1);
+     }},
 };
 
 std::vector<EngineConfig> configurations(int ranks) {
@@ -164,9 +119,12 @@ TEST_P(OrderOfUnits, IsAnErrorThatNamesBothWhereItDiffers) {
         if (good_steps == 0 && config.lookahead == 0) continue;
         SCOPED_TRACE(
             fmt::format("{} after {} steps, {}", pass.name, good_steps, base::text_of(config)));
-        const auto exits = ranks_ended(
-            {.world_size = ranks},
-            [&](dist::Communicator& communicator) { pass.run(communicator, config, good_steps); });
+        const auto exits =
+            ranks_ended({.world_size = ranks}, [&](dist::Communicator& communicator) {
+              BlocksRun run(communicator, config);
+              for (int number = 0; number < good_steps; ++number) run.step(number);
+              pass.body(run, communicator.rank() % 2 == 1);
+            });
         expect_errors(exits, ::testing::AllOf(::testing::ContainsRegex("unit '(block|the root)"),
                                               ::testing::HasSubstr("units_named")));
       }
@@ -178,12 +136,12 @@ TEST_P(OrderOfUnits, IsAnErrorThatNamesBothWhereItDiffers) {
 // and has the right values.
 TEST(OrderOfUnitsGatheredAhead, MayDifferInAnEvaluation) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    BlocksRun<PlainBlocks> run(communicator, {.lookahead = 8});
+    BlocksRun run(communicator, {.lookahead = 8});
     run.step(0);
     const Order order = communicator.rank() == 1 ? Order{0, 3, 2, 1} : kInOrder;
     const at::Tensor x = inputs(0, 9);
     const at::Tensor prediction = run.engine.evaluate([&] { return run.net->predict(x, order); });
-    const auto alone = BlocksRun<PlainBlocks>::seeded();
+    const auto alone = BlocksRun::seeded();
     const std::vector<at::Tensor> weights = run.weights();
     for (std::size_t i = 0; at::Tensor mine : alone->parameters())
       mine.detach().copy_(weights[i++]);
@@ -196,7 +154,7 @@ TEST(OrderOfUnitsGatheredAhead, MayDifferInAnEvaluation) {
 // ahead.
 TEST(OrderOfUnitsGatheredAhead, IsAnErrorOfTheNextStepIfRanksLearntOthers) {
   const auto exits = ranks_ended({}, [](dist::Communicator& communicator) {
-    BlocksRun<PlainBlocks> run(communicator, {.lookahead = 8});
+    BlocksRun run(communicator, {.lookahead = 8});
     run.step(0);
     run.step(1, communicator.rank() == 1 ? Order{0, 2, 1, 3} : kInOrder);
     std::cerr << "the second step is well\n";
@@ -214,8 +172,8 @@ TEST_P(OrderOfUnits, OfWholeUnitsIsEachRanksOwnInAnEvaluation) {
   on_ranks(ranks, [](dist::Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       const EngineConfig config{.stage = stage, .whole_below = 1000};
-      BlocksRun<PlainBlocks> run(communicator, config);
-      const auto alone = BlocksRun<PlainBlocks>::seeded();
+      BlocksRun run(communicator, config);
+      const auto alone = BlocksRun::seeded();
       const Order& order = communicator.rank() == 1 ? kReversed : kInOrder;
       const at::Tensor x = inputs(0, 9);
       EXPECT_TRUE(at::equal(run.engine.evaluate([&] { return run.net->predict(x, order); }),

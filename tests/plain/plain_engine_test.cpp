@@ -17,7 +17,7 @@
 #include <tests/support/whole_weights.hpp>
 #include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/train/unsharded_parameters.hpp>
+#include <zero/nn/mlp.hpp>
 
 #include "plain_run.hpp"
 
@@ -111,19 +111,6 @@ TEST(PlainEngine, EvaluatesAnOperationOnTheRunningUnitAndAnother) {
   });
 }
 
-// A backward that the engine does not run, for the gradient of the input, gathers what it reads.
-TEST(PlainEngine, AnotherBackwardThroughTheModuleHasTheWeights) {
-  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator& communicator) {
-    at::manual_seed(3 + communicator.rank());
-    const at::Tensor x = at::randn({4, Wide::kWidth}).requires_grad_(true);
-    const at::Tensor loss = engine.forward([&] { return net.loss(x); });
-    auto said = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true);
-    engine.backward(loss);
-    engine.step();
-    return said;
-  });
-}
-
 TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
   expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator&) {
     const at::Tensor x = at::ones({Wide::kWidth}).requires_grad_(true);
@@ -132,26 +119,6 @@ TEST(PlainEngine, AnotherBackwardHasTheWeightsOfAnOperationWithAListOfOutputs) {
       return at::_foreach_mul(left, right).front().sum();
     });
     return torch::autograd::grad({loss}, {x});
-  });
-}
-
-// What the scope itself does to parameters is no read of the forward, which it would be on some
-// ranks only.
-TEST(PlainEngine, AScopeInAForwardChangesNothing) {
-  expect_same_at_stages_0_and_3([](Wide& net, Engine& engine, dist::Communicator& communicator) {
-    for (int number = 0; number < 3; ++number) {
-      at::manual_seed(100 * number + communicator.rank());
-      engine.backward(engine.forward([&] {
-        at::Tensor x = at::randn({4, Wide::kWidth});
-        for (const std::size_t i : {0U, 1U, 2U}) {
-          x = net.linear(i).forward(x).tanh();
-          const train::UnshardedParameters whole(engine.strategy(), /*unit=*/2);
-        }
-        return net.head(x).square().mean();
-      }));
-      engine.step();
-    }
-    return whole_weights(engine.strategy());
   });
 }
 
@@ -172,37 +139,6 @@ TEST(PlainEngine, WatchesNoOperationBelowStage3) {
     note();
     EXPECT_EQ(watched, (std::vector<bool>{stage == 3, stage == 3, false}));
   });
-}
-
-TEST(PlainEngine, SendsAllBuffersBeforeItWaitsForOne) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    PlainRun run(communicator, "resnet", {.stage = 0, .broadcast_buffers = true});
-    std::vector<bool> waits, expected(run.made.module->buffers().size(), false);
-    const Hooked hooked(communicator, [&](dist::Operation operation, dist::Purpose, bool waiting) {
-      if (operation == dist::Operation::kBroadcast) waits.push_back(waiting);
-    });
-    run.forward();
-    expected.resize(2 * expected.size(), true);
-    EXPECT_EQ(waits, expected);
-  });
-}
-
-// A checkpoint that runs again in backward is a part of that backward: no unit is gathered twice.
-TEST(PlainEngine, ACheckpointInAUnitAddsNoGather) {
-  for (const int ranks : {2, 3, 4}) {
-    on_ranks(ranks, [](dist::Communicator& communicator) {
-      std::vector<std::int64_t> calls;
-      for (const char* name : {"gpt2", "gpt2_checkpointed"}) {
-        PlainRun run(communicator, name, {.stage = 3});
-        for (int number = 0; number < 3; ++number) run.step(number);
-        const dist::Traffic before = communicator.traffic();
-        run.step(3);
-        calls.push_back(communicator.traffic().since(before).calls(dist::Purpose::kParameter));
-      }
-      EXPECT_GT(calls[0], 0);
-      EXPECT_EQ(calls[1], calls[0]);
-    });
-  }
 }
 
 TEST(PlainEngine, NamesItsUnits) {
@@ -242,25 +178,6 @@ TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
         {"aten::stack", "one unit"});
     run.engine.give_up_step();
     EXPECT_TRUE(run.step(0));  // the next step trains
-  });
-}
-
-// Below stage 3, where nothing is gathered, a rank may (tests/fuzz).
-TEST_P(PlainEngineOnRanks, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    Wide net;
-    Engine engine(net, communicator, optim::adamw(), {.stage = 3});
-    const std::string error = error_of([&] {
-      for (int number = 0; number < 3; ++number) {
-        engine.backward(engine.forward([&] {
-          if (communicator.rank() == 0) return net.loss();
-          const at::Tensor x = at::randn({4, Wide::kWidth});
-          return net.head(net.linear(2).forward(x)).square().mean();
-        }));
-        engine.step();
-      }
-    });
-    EXPECT_THAT(error, HasSubstr("rank"));
   });
 }
 

@@ -308,27 +308,5 @@ TEST_P(PlainSave, BehindOfTwoEnginesAtOnce) {
   });
 }
 
-// No other rank waits for an engine that goes away with an exception, and its checkpoint is none.
-TEST(PlainSaveBehind, OfAnEngineThatAnExceptionEndsIsLeftOut) {
-  const TestFolder folder;
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    EXPECT_THROW(
-        {
-          PlainRun run(communicator, "gpt2", at_stage(3));
-          run.step(0);
-          run.engine.save(folder / "run", {.behind = true});
-          throw std::runtime_error("the program's own");
-        },
-        std::runtime_error);
-    EXPECT_FALSE(fs::exists(folder / "run" / "checkpoint.json"));
-    PlainRun run(communicator, "gpt2", at_stage(3));
-    EXPECT_FALSE(run.engine.load(folder / "run"));
-    run.step(0);
-    run.engine.save(folder / "run");
-    EXPECT_THAT(names_in(folder / "run"),
-                UnorderedElementsAre("checkpoint.json", "step-000000001.1"));
-  });
-}
-
 }  // namespace
 }  // namespace zero::testing

@@ -189,23 +189,5 @@ TEST_P(PlainStateDict, IsNotLoadedInTheMiddleOfAStepNorOnOneRankOnly) {
   });
 }
 
-TEST(PlainStateDictCall, OnOneRankOnlyIsAnErrorOnAll) {
-  RankOptions options;
-  options.timeout = std::chrono::seconds(5);
-  for (const bool loads : {false, true}) {
-    const auto exits = ranks_ended(options, [&](dist::Communicator& communicator) {
-      PlainRun run(communicator, "gpt2", at_stage(3));
-      const NamedTensors dict = io::state_dict(run.engine.strategy());
-      if (communicator.rank() == 0) {
-        run.step(0);
-      } else {
-        loads ? void(run.engine.load_weights(dict)) : void(io::state_dict(run.engine.strategy()));
-      }
-    });
-    expect_errors(exits, ::testing::AllOf(HasSubstr(loads ? "io::load_weights" : "io::state_dict"),
-                                          HasSubstr("Engine::forward")));
-  }
-}
-
 }  // namespace
 }  // namespace zero::testing
