@@ -9,7 +9,6 @@
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/error.hpp>
-#include <zero/memory/accounting.hpp>
 
 namespace zero::testing {
 namespace {
@@ -18,35 +17,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(Autograd, 2, 3);
-
-TEST_P(Autograd, OutputsOfUnitsMayBeChangedInPlace) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto train = [&](const std::string& mode, bool in_place) {
-      ScriptedRun run(communicator, mode);
-      run.model->after_block = [=](const at::Tensor& x) {
-        at::Tensor y = x;
-        return in_place ? y.relu_() : y.relu();
-      };
-      for (const auto& block : run.model->blocks) block->inside = run.model->after_block;
-      const std::int64_t before = memory::snapshot()[memory::Category::kActivations];
-      std::int64_t peaks[2];
-      run.step(0);
-      peaks[0] = run.peak_of_step(1);
-      peaks[1] = memory::snapshot().peak_of(memory::Category::kActivations) - before;
-      std::vector<at::Tensor> result = whole_weights(*run.strategy);
-      return std::tuple(result, peaks[0], peaks[1]);
-    };
-    const auto reference = std::get<0>(train("ddp", false));
-    for (const std::string& mode : all_modes()) {
-      const auto [plain, parameters, activations] = train(mode, false);
-      const auto [weights, parameters_in_place, activations_in_place] = train(mode, true);
-      EXPECT_TRUE(same_bits(plain, reference)) << mode;
-      EXPECT_TRUE(same_bits(weights, reference)) << mode;
-      EXPECT_EQ(parameters_in_place, parameters) << mode;
-      EXPECT_LE(activations_in_place, activations) << mode;
-    }
-  });
-}
 
 // Stage 3 meets it in forward, where the parameters are read. Where they are whole it does not
 // matter.

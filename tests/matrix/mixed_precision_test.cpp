@@ -23,7 +23,7 @@ std::string name_of(at::ScalarType dtype) { return dtype == at::kHalf ? "fp16" :
 constexpr at::ScalarType kHalves[] = {at::kBFloat16, at::kHalf};
 
 void expect_like_ddp(dist::Communicator& communicator, const SessionOptions& options,
-                     const Script& script) {
+                     const std::function<void(Session&)>& script) {
   const auto play = [&](const std::string& mode) {
     Session session(communicator, mode, options);
     const WholeState before = whole_state(session);

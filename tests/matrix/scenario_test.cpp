@@ -1,10 +1,10 @@
-// What happens to models and loops in practice, under every strategy, where it is more than a loop
-// of tests/fuzz can say: the bits must be those of plain DDP.
-
-#include <c10/core/GradMode.h>
+// What happens to models in practice, under every strategy, where it is more than a loop of
+// tests/fuzz can say.
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/session.hpp>
+#include <zero/optim/adamw.hpp>
+
 namespace zero::testing {
 namespace {
 
@@ -43,46 +43,19 @@ TEST_P(Scenario, WhatWasFrozenAtTheStartIsThawed) {
   });
 }
 
-TEST_P(Scenario, ALargeFirstParameterIsFrozen) {
-  SessionOptions options = with_parts("aa");
-  options.model.inputs = 300;
-  options.model.tied = false;
-  expect_all_modes_like_ddp(GetParam(), options, [](Session& session) {
-    session.strategy().list().parameters.front().tensor.requires_grad_(false);  // "first"
-    for (int s = 0; s < 3; ++s) session.step(s);
-  });
-}
-
-// One unit called from outside, as one would to look at activations.
-TEST_P(Scenario, AnInnerUnitIsRunByItself) {
-  const SessionOptions options = with_parts("fna");
-  on_all_modes(GetParam(), [&](dist::Communicator& communicator, const std::string& mode) {
-    Session session(communicator, mode, options);
-    SingleProcessReference alone(options);
-    const c10::NoGradGuard no_grad;
-    const at::Tensor x = at::ones({3, options.model.width});
-    for (std::size_t part = 0; part < 3; ++part) {
-      EXPECT_TRUE(at::equal(session.model().run_part(part, x), alone.model().run_part(part, x)))
-          << "part " << part;
-    }
-  });
-}
-
-// Larger than the scratch in which contributions are added (32 MiB), beside one of 1 element.
-TEST_P(Scenario, OneParameterIsLargerThanAnyBuffer) {
-  SessionOptions options = with_parts("");
-  options.model.width = 1;
-  options.model.inputs = (std::int64_t{10} << 20) + 3;  // 40 MiB
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    std::vector<at::Tensor> reference;
-    for (const std::string mode :
-         {"ddp", "ddp:flat", "zero2", "zero3", "tensor_zero1", "tensor_zero3"}) {
-      Session session(communicator, mode, options);
-      session.trainer().step({session.batch(0, /*samples=*/1)});
-      if (reference.empty()) reference = session.weights();
-      EXPECT_TRUE(same_bits(session.weights(), reference)) << mode;
-    }
-  });
+TEST_P(Scenario, AModelThatIsHeldIsRefusedToAnotherStrategy) {
+  on_modes(GetParam(), all_strategies(),
+           [](dist::Communicator& communicator, const std::string& mode) {
+             Session session(communicator, mode);
+             expect_error(
+                 [&] {
+                   make_strategy("engine3", {session.model(), communicator, optim::adamw()});
+                 },
+                 {"the model is held by " + mode + ": a strategy gives its model back"});
+             session.step(0);  // the refused constructor changed nothing
+             session.strategy().release();
+             expect_error([&] { session.step(1); }, {mode + " has released its model"});
+           });
 }
 
 }  // namespace

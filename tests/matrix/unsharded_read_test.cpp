@@ -1,7 +1,5 @@
 // Reading a parameter where the stage has it in shards: an error by name on every rank.
 
-#include <fmt/format.h>
-
 #include <tests/support/error_of.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
@@ -105,32 +103,6 @@ TEST_P(UnshardedRead, IsAllowedInTheScopeWhateverRuns) {
              EXPECT_EQ(norms, std::vector<double>(4, norms.front()));
              EXPECT_NE(read_error(scale), "no error");
            });
-}
-
-// A penalty on weights, made before or after the model's forward, in a scope that ends before
-// backward or after it.
-TEST_P(UnshardedRead, WithAGradientTrainsAsUnderDdp) {
-  for (const auto& [before, held] :
-       {std::pair{true, false}, {true, true}, {false, false}, {false, true}}) {
-    SCOPED_TRACE(fmt::format("before {}, held {}", before, held));
-    expect_scripts_like_ddp(GetParam(), {}, [before = before, held = held](ScriptedRun& run) {
-      for (int s = 0; s < 2; ++s) {
-        train::Strategy& strategy = *run.strategy;
-        strategy.zero_grad();
-        at::Tensor loss;
-        if (!before) loss = forward_batch(strategy, run.batch(s));
-        {
-          const train::UnshardedParameters whole(strategy, run.unit_of("block1.scale"));
-          const at::Tensor penalty = run.model->blocks[1]->scale.pow(3).sum();
-          if (before) loss = forward_batch(strategy, run.batch(s));
-          loss = loss + 0.1 * penalty;
-          if (held) strategy.backward(loss);
-        }
-        if (!held) strategy.backward(loss);
-        finish_step(strategy);
-      }
-    });
-  }
 }
 
 }  // namespace

@@ -32,8 +32,11 @@ SessionOptions options_of_plain_model() {
 class PlainModel {
  public:
   PlainModel() {
-    SingleProcessReference first_values(options_of_plain_model());
-    for (const nn::Parameter& p : nn::list_parameters(first_values.model()).parameters) {
+    const SessionOptions options = options_of_plain_model();
+    RandomModel first(options.model);
+    nn::SeededValues values(options.seed);
+    nn::initialize_parameters(first, values);
+    for (const nn::Parameter& p : nn::list_parameters(first).parameters) {
       names_.push_back(p.name);
       parameters_.push_back(p.tensor.detach().clone().set_requires_grad(p.tensor.requires_grad()));
     }

@@ -24,7 +24,6 @@ struct Training {
   std::int64_t steps = 200;
   double learning_rate = 1e-3;
   bool master_weights = false;
-  nn::TensorParallel tensor = {};
 };
 
 struct Curve {
@@ -37,12 +36,12 @@ struct Curve {
   }
 };
 
-/// Called by all ranks of the data axis and of the tensor axis, if there is one.
+/// Called by all ranks.
 inline Curve curve_of(const dist::Mesh& mesh, const data::Dataset& dataset,
                       const Training& training) {
   nn::LlamaConfig config = tools::preset("tiny");
   config.dtype = training.dtype;
-  const auto model = make_deferred<nn::Llama>(config, training.tensor);
+  const auto model = make_deferred<nn::Llama>(config);
   nn::SeededValues values(42);
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = training.learning_rate});
   if (training.master_weights) optimizer = optim::with_master_weights(optimizer);

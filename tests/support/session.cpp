@@ -66,30 +66,6 @@ std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
   return whole;
 }
 
-SingleProcessReference::SingleProcessReference(const SessionOptions& options)
-    : model_(std::make_shared<RandomModel>(options.model)), parameters_(parameters_of(*model_)) {
-  nn::SeededValues values(options.seed);
-  nn::initialize_parameters(*model_, values);
-}
-
-void expect_all_modes_like_ddp(int world_size, const SessionOptions& options,
-                               const Script& script) {
-  on_ranks(world_size, [&](dist::Communicator& communicator) {
-    const auto play = [&](const std::string& mode) {
-      Session session(communicator, mode, options);
-      const std::vector<at::Tensor> before = session.weights();
-      script(session);
-      std::vector<at::Tensor> after = session.weights();
-      EXPECT_FALSE(same_bits(before, after)) << mode << " trained nothing";
-      return after;
-    };
-    const std::vector<at::Tensor> reference = play("ddp");
-    for (const std::string& mode : all_modes()) {
-      EXPECT_TRUE(same_bits(play(mode), reference)) << mode;
-    }
-  });
-}
-
 ::testing::AssertionResult close_to(const std::vector<at::Tensor>& a,
                                     const std::vector<at::Tensor>& b, double tolerance) {
   if (a.size() != b.size()) return ::testing::AssertionFailure() << "different numbers of tensors";

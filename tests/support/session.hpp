@@ -75,27 +75,6 @@ class Session {
   std::unique_ptr<tools::Trainer> trainer_;
 };
 
-/// What one process would have: the same model, whole, without a strategy.
-class SingleProcessReference {
- public:
-  explicit SingleProcessReference(const SessionOptions& options);
-
-  /// In the order of Session::weights().
-  const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  RandomModel& model() { return *model_; }
-
- private:
-  std::shared_ptr<RandomModel> model_;
-  std::vector<at::Tensor> parameters_;
-};
-
-/// Something to do in a session, by all ranks alike.
-using Script = std::function<void(Session&)>;
-
-/// Runs `script` under plain DDP and under every mode on `world_size` ranks, and fails the test
-/// where weights differ from DDP's in a single bit afterwards, or nothing was trained.
-void expect_all_modes_like_ddp(int world_size, const SessionOptions& options, const Script& script);
-
 /// Whether every element of `a` is within `tolerance` times the largest of its tensor in `b`.
 /// An undefined tensor counts as zeros.
 ::testing::AssertionResult close_to(const std::vector<at::Tensor>& a,

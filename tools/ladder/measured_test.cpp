@@ -40,7 +40,7 @@ TEST(MemoryTimeline, ShowsWhatEachStageStopsHolding) {
   EXPECT_LT(most(zero3, "parameters"), most(ddp, "parameters"));
 }
 
-// tests/peak_test.cpp has the bounds of each stage.
+// The tests of chapters 02 to 04 have the bounds of each stage.
 TEST(Peaks, FallFromStageToStageAndStayWithinThePlanners) {
   const TestFolder folder;
   const json modes = figures_of(folder,

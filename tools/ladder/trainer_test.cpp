@@ -127,7 +127,7 @@ TEST(Trainer, TimesOfPhasesAddUpToTheStep) {
   });
 }
 
-// What steps are refused, tests/faults/bad_loss_test.cpp checks on several ranks.
+// What steps are refused, tests/faults/refused_calls_test.cpp checks on several ranks.
 TEST(Trainer, RefusesToEvaluateToNaN) {
   on_ranks(1, [](dist::Communicator& communicator) {
     Bench bench(communicator);

@@ -199,7 +199,7 @@ TEST_F(Units, WhatABodyThrowsComesOut) {
 }
 
 // What backward needs of the output is not changed unnoticed: tanh() keeps its result. (That other
-// outputs may be changed, tests/matrix/autograd_test.cpp checks in every mode.)
+// outputs may be changed, the programs of tests/fuzz show in every mode.)
 TEST_F(Units, AChangeInPlaceOfWhatBackwardNeedsIsAnError) {
   at::Tensor output = a.forward_with(input(1), [](const at::Tensor& x) { return x.tanh(); });
   output.relu_();
