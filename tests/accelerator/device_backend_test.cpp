@@ -5,12 +5,9 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <future>
-#include <thread>
 
 #include <tests/support/error_of.hpp>
 
@@ -26,70 +23,6 @@ using testing::OverDevice;
 using zero::testing::expect_error;
 using zero::testing::on_ranks;
 using zero::testing::TestFolder;
-
-at::Tensor random(const Communicator& c, std::int64_t n, at::ScalarType dtype) {
-  at::manual_seed(static_cast<std::uint64_t>(c.rank()) + 1);
-  return at::randn({n}).to(dtype);
-}
-
-// What each collective makes of tensors of `n` elements on this rank.
-std::vector<at::Tensor> results_of(Communicator& c, std::int64_t n, at::ScalarType dtype) {
-  const at::Tensor mine = random(c, n, dtype), pieces = random(c, n * c.size(), dtype);
-  std::vector<at::Tensor> all;
-  const auto keep = [&](at::Tensor t, const std::function<Work(at::Tensor&)>& start) {
-    start(t).wait();
-    c.synchronize();
-    all.push_back(t.clone());
-  };
-  const std::vector<std::int64_t> whole{n * c.size()};
-  keep(mine.clone(), [&](at::Tensor& t) { return c.broadcast(t, 1, Purpose::kParameter); });
-  keep(mine.clone(), [&](at::Tensor& t) { return c.reduce(t, 1, Purpose::kGradient); });
-  keep(mine.clone(), [&](at::Tensor& t) { return c.all_reduce(t, Purpose::kGradient); });
-  keep(at::zeros_like(mine),
-       [&](at::Tensor& t) { return c.reduce_scatter(t, pieces, Purpose::kGradient); });
-  keep(at::zeros_like(pieces),
-       [&](at::Tensor& t) { return c.all_gather(t, mine, Purpose::kParameter); });
-  keep(at::zeros_like(pieces),
-       [&](at::Tensor& t) { return c.all_to_all(t, pieces, Purpose::kParameter); });
-  keep(mine.clone(), [&](at::Tensor& t) {
-    if (c.rank() == 0) return c.send(t, 1, Purpose::kControl);
-    return c.rank() == 1 ? c.recv(t, 0, Purpose::kControl) : Work();
-  });
-  return all;
-}
-
-TEST(DeviceBackend, HasTheBitsOfTheCpuInRankOrder) {
-  const TestFolder folder;
-  on_ranks(3, [&](Communicator& c) {  // two do not show in which order a sum is taken
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      for (const std::int64_t n : {0, 1, 1000}) {
-        SCOPED_TRACE(fmt::format("{} {}", n, c10::toString(dtype)));
-        const auto expected = results_of(c, n, dtype);
-        const auto place = folder / fmt::format("{}{}", c10::toString(dtype), n);
-        std::filesystem::create_directories(place);
-        const OverDevice over(c, place);
-        const auto got = results_of(c, n, dtype);
-        for (std::size_t i = 0; i < got.size(); ++i) {
-          EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
-        }
-      }
-    }
-  });
-}
-
-// Whole numbers: every order of adding gives the same sum.
-TEST(DeviceBackend, HasTheSumsOfTheGroup) {
-  const TestFolder folder;
-  on_ranks(3, [&](Communicator& c) {
-    const OverDevice over(c, folder.path(), {.order = ReductionOrder::kNative});
-    at::Tensor t = at::full({5}, 3.0 * c.rank()), whole = at::arange(6).to(at::kFloat);
-    at::Tensor piece = at::zeros({2});
-    c.all_reduce(t, Purpose::kGradient).wait();
-    EXPECT_TRUE(at::equal(t, at::full({5}, 3.0)));
-    c.reduce_scatter(piece, whole, Purpose::kGradient, ReduceOp::kSum).wait();
-    EXPECT_TRUE(at::equal(piece, 3 * whole.narrow(0, 2 * c.rank(), 2)));
-  });
-}
 
 // Only the backend keeps buffers.
 DeviceOptions behind(Gate& gate) {
@@ -178,74 +111,6 @@ TEST(DeviceBackend, AGatherDoesNotWaitForAReduction) {
     reducing.wait();
     c.synchronize();
     EXPECT_TRUE(at::equal(sum, at::full({2}, 2.0)));
-  });
-}
-
-// Each rank sends before it receives, more than any link takes in advance.
-TEST(DeviceBackend, RanksMaySendToEachOtherBeforeTheyReceive) {
-  const TestFolder folder;
-  on_ranks(3, [&](Communicator& c) {
-    const OverDevice over(c, folder.path());
-    for (const auto& [from, to] : std::vector<std::pair<int, int>>{
-             {0, 1}, {1, 0}, {0, 2}, {2, 0}, {1, 2}, {2, 1}}) {  // connects them
-      at::Tensor t = at::ones({1});
-      if (c.rank() == from) c.send(t, to, Purpose::kActivation).wait();
-      if (c.rank() == to) c.recv(t, from, Purpose::kActivation).wait();
-    }
-    std::vector<Work> sends;
-    std::vector<at::Tensor> received;
-    for (int peer = 0; peer < c.size(); ++peer) {
-      if (peer != c.rank()) {
-        sends.push_back(c.send(at::full({1000}, 1.0 * c.rank()), peer, Purpose::kActivation));
-      }
-    }
-    for (int peer = 0; peer < c.size(); ++peer) {
-      received.push_back(at::full({1000}, 1.0 * c.rank()));
-      if (peer != c.rank()) c.recv(received.back(), peer, Purpose::kActivation).wait();
-    }
-    for (Work& send : sends) send.wait();
-    for (int peer = 0; peer < c.size(); ++peer) {
-      EXPECT_TRUE(
-          at::equal(received[static_cast<std::size_t>(peer)], at::full({1000}, 1.0 * peer)));
-    }
-    c.synchronize();
-  });
-}
-
-TEST(DeviceFault, ALostRankIsAnErrorThatNamesTheCall) {
-  const TestFolder folder;
-  const auto exits = zero::testing::ranks_ended({.world_size = 3}, [&](Communicator& c) {
-    const OverDevice over(c, folder.path(), {.order = ReductionOrder::kNative});
-    at::Tensor t = at::ones({1000});
-    c.all_reduce(t, Purpose::kGradient).wait();
-    c.synchronize();
-    if (c.rank() == 1) std::_Exit(0);
-    // The wait is the stream's, and what was ended by the loss looks complete.
-    expect_error([&] { c.all_reduce(t, Purpose::kGradient).wait(), c.synchronize(); },
-                 {"all_reduce #1 (gradient, 4000 bytes)", "the connection is lost"});
-    expect_error([&] { c.all_reduce(t, Purpose::kGradient).wait(); }, {"all_reduce #1"});
-  });
-  for (const std::size_t survivor : {0, 2}) {
-    EXPECT_TRUE(exits[survivor].ok()) << describe_failures(exits);
-  }
-}
-
-TEST(DeviceFault, ALateRankIsAnErrorAfterTheTimeLimit) {
-  const TestFolder folder;
-  on_ranks(2, [&](Communicator& c) {
-    DeviceOptions options{.order = ReductionOrder::kNative};
-    options.timeout = std::chrono::seconds(2);
-    const OverDevice over(c, folder.path(), options);
-    at::Tensor t = at::ones({10});
-    c.all_reduce(t, Purpose::kGradient).wait();
-    c.synchronize();
-    const auto seen = folder / "seen";
-    if (c.rank() == 0) {
-      expect_error([&] { c.all_reduce(t, Purpose::kGradient).wait(), c.synchronize(); },
-                   {"all_reduce #1 (gradient, 40 bytes)", "within 2 s", "time limit"});
-      std::filesystem::create_directory(seen);
-    }
-    while (!std::filesystem::exists(seen)) std::this_thread::yield();  // rank 1 is late
   });
 }
 

@@ -10,14 +10,13 @@
 #include <zero/io/whole_values.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
-#include "forwarding_backend.hpp"
 #include "over_device.hpp"
 
 namespace zero::testing {
 namespace {
 
 // Finds out in synchronize() that a peer is lost.
-class LostPeer final : public dist::testing::ForwardingBackend {
+class LostPeer final : public ForwardingBackend {
  public:
   LostPeer(std::unique_ptr<dist::Backend> inner, const bool& lost)
       : ForwardingBackend(std::move(inner)), lost_(lost) {}
@@ -32,7 +31,7 @@ class LostPeer final : public dist::testing::ForwardingBackend {
 TEST(HostReads, OfWholeParametersAreRefusedAfterALoss) {
   on_ranks(2, [](dist::Communicator& c) {
     bool lost = false;
-    const dist::testing::Replaced<LostPeer> over(c, lost);
+    const Replaced<LostPeer> over(c, lost);
     Session session(c, "engine3");
     session.step(0);
     lost = true;
@@ -46,7 +45,7 @@ TEST(HostReads, OfWholeParametersAreRefusedAfterALoss) {
 TEST(HostReads, OfACutParameterAreRefusedAfterALoss) {
   on_ranks(2, [](dist::Communicator& c) {
     bool lost = false;
-    const dist::testing::Replaced<LostPeer> over(c, lost);
+    const Replaced<LostPeer> over(c, lost);
     const nn::TensorPlacement rows{.axis = &c, .dim = 0};
     const at::Tensor part = at::ones({2, 3});
     EXPECT_TRUE(at::equal(rows.whole_of(part), at::ones({4, 3})));
@@ -63,7 +62,7 @@ TEST(HostReads, OfAnotherStageAreRefusedAfterALoss) {
     PipelineRank rank(axes, {});
     for (const io::WholeOn ranks : {io::WholeOn::kAllRanks, io::WholeOn::kFirstRank}) {
       bool lost = false;
-      const dist::testing::Replaced<LostPeer> over(*axes.pipeline, lost);
+      const Replaced<LostPeer> over(*axes.pipeline, lost);
       const Hooked loses(*axes.pipeline, [&](dist::Operation, dist::Purpose purpose, bool) {
         lost = purpose == dist::Purpose::kParameter;
       });
@@ -83,7 +82,7 @@ TEST(HostReads, OfAnotherStageAreRefusedAfterALoss) {
 TEST(HostReads, OfAStepAreRefusedBeforeTheUpdate) {
   on_ranks(2, [](dist::Communicator& c) {
     bool lost = false;
-    const dist::testing::Replaced<LostPeer> over(c, lost);
+    const Replaced<LostPeer> over(c, lost);
     Session session(c, "engine3");
     session.step(0);
     const std::vector<at::Tensor> before = session.weights();

@@ -1,11 +1,15 @@
-// The device's allocator: when it hands a block out again, and that the host cannot read it.
+// The device's allocator: when it hands a block out again, and that the host cannot read it; and
+// the state of its random numbers.
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/accelerator/host_views.hpp>
+#include <zero/nn/random_state.hpp>
 
 namespace zero::testing::emulated {
 namespace {
@@ -56,6 +60,16 @@ TEST_F(MemoryTest, IsNotTheHosts) {
   current().synchronize();
   const at::Tensor view = host_view(t, /*writes=*/false, "this test");
   EXPECT_TRUE(is_two(t));
+}
+
+TEST_F(MemoryTest, OfRandomNumbersIsRestored) {
+  const at::Tensor t = at::ones({20}, kDevice);
+  const nn::RandomState state({t});
+  const at::Tensor first = t.clone().normal_();
+  EXPECT_FALSE(nn::RandomState({t}) == state);
+  state.restore();
+  EXPECT_TRUE(nn::RandomState({t}) == state);
+  EXPECT_TRUE(at::equal(t.clone().normal_(), first));
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <tests/support/hooked_communicator.hpp>
 #include <tests/support/pipeline_run.hpp>
 
-#include "forwarding_backend.hpp"
 #include "over_device.hpp"
 
 namespace zero::testing {
@@ -15,7 +15,7 @@ using dist::Call;
 
 // Messages over a backend of devices, everything else as before: what ranks agree on is read by the
 // host.
-class MessagesOverDevice final : public dist::testing::ForwardingBackend {
+class MessagesOverDevice final : public ForwardingBackend {
  public:
   MessagesOverDevice(std::unique_ptr<Backend> others, std::unique_ptr<Backend> messages)
       : ForwardingBackend(std::move(others)), messages_(std::move(messages)) {}
@@ -46,7 +46,7 @@ TEST(DevicePipeline, EndsAlthoughEachSendWaitsForItsReceive) {
         const PipelineShape shape{.tied = tied, .schedule = schedule};
         WholeRank whole(axes.of_stage, shape);
         std::filesystem::create_directories(folder / which);
-        const dist::testing::Replaced<MessagesOverDevice> over(
+        const Replaced<MessagesOverDevice> over(
             *axes.pipeline, dist::testing::device_backend(world.rank(), 3, folder / which));
         PipelineRank rank(axes, shape);
         expect_part_of(trained_model(rank, 2, 5), trained_model(whole, 2, 5));
