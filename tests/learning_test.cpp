@@ -113,23 +113,6 @@ TEST(Learning, InDoubleTheCurvesAreTheSameButForRounding) {
   });
 }
 
-// Data ranks 2 x tensor ranks 2: a matrix product in two parts rounds otherwise than a whole one,
-// and what that changes is as small as above.
-TEST(Learning, TwoTensorRanksFollowTheCurveOfTheWholeModel) {
-  const data::TokenStream text = data::project_text(".");
-  on_ranks(kFourRanks, [&](dist::Communicator& world) {
-    const dist::Mesh mesh(world, {{"data", dist::Mesh::kRest}, {"tensor", 2}});
-    Training training;
-    const std::vector<double> whole = train(mesh.along("data"), text, training);
-    training.tensor.axis = &mesh.along("tensor");
-    const std::vector<double> split = train(mesh, text, training);
-    EXPECT_LT(Curve{split}.end(10), entropy_of_bytes(text));
-    EXPECT_NE(split, whole) << "the model was not split";
-    constexpr double kTolerance = 1e-3;
-    EXPECT_LT(largest_difference(split, whole), kTolerance);
-  });
-}
-
 // Rounded weights and gradients (ZeRO++) change every loss, and where training ends by little. By
 // how much depends on the order of the text: over six orders the end of 200 steps moved by -0.4 to
 // +0.8 % with rounded weights, and by +0.3 to +2.4 % with rounded gradients too. The limits leave

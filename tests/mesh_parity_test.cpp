@@ -7,7 +7,6 @@
 #include <gmock/gmock.h>
 
 #include <functional>
-#include <limits>
 #include <map>
 
 #include <tests/support/error_of.hpp>
@@ -136,38 +135,6 @@ TEST(MeshTraining, CheckpointsOfActivationsChangeNoBit) {
   });
 }
 
-TEST(MeshTraining, ModelStatesAndBytesSentAreThoseOfTheFormulas) {
-  on_mesh(2, [](const ThreeAxes& axes) {
-    for (const bool sequence : {false, true}) {
-      for (const std::string mode : {"ddp", "zero1", "zero2"}) {
-        const bool tied = mode != "zero1";
-        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
-        const memory::Snapshot before = memory::snapshot();
-        PipelineShape shape = shape_for(mode, sequence);
-        shape.tied = tied;
-        PipelineRank rank(axes, shape);
-        rank.step(0, 5);
-        const dist::Traffic piped = rank.pipeline.traffic(), averaged = rank.data.traffic();
-        rank.step(1, 5);
-        const dist::Traffic sent = rank.pipeline.traffic().since(piped);
-        EXPECT_EQ(text_of(states_since(before)), text_of(rank.strategy->costs().at_rest));
-        EXPECT_EQ(training_bytes(rank.data.traffic().since(averaged)), rank.strategy->costs().sent);
-        const std::vector<data::Batch> batches = rank.batches(1, 5);
-        EXPECT_EQ(sent.bytes(Purpose::kActivation) + sent.bytes(Purpose::kParameter),
-                  pipeline_bytes(*rank.stage, tools::micro_batches_of(batches)));
-        EXPECT_EQ(sent.bytes(Purpose::kGradient), 0);
-        // By hand: half of the positions under sequence parallelism, and half of the weight.
-        std::int64_t activations = 0;
-        for (const data::Batch& batch : batches) activations += batch.inputs.numel() * 12 * 4;
-        if (sequence) activations /= 2;
-        EXPECT_EQ(pipeline_bytes(*rank.stage, tools::micro_batches_of(batches)),
-                  rank.stage->is_first() ? activations * (tied ? 2 : 1)
-                                         : activations + (tied ? 37 * 12 * 4 : 0));
-      }
-    }
-  });
-}
-
 // The data axis as a mesh of 2 groups of 2, against chapter 00 that adds in the order of that mesh.
 void expect_copies_like_chapter_00(int stages, int tensor_ranks) {
   on_ranks(4 * stages * tensor_ranks, [&](dist::Communicator& world) {
@@ -204,61 +171,6 @@ TEST(MeshWithCopies, BesideATensorAxisHasTheBitsOfChapter00) {
 
 TEST(MeshWithCopies, BesideAPipelineHasTheBitsOfChapter00) {
   expect_copies_like_chapter_00(/*stages=*/2, /*tensor_ranks=*/1);
-}
-
-TEST(MeshErrors, AnInfiniteGradientOfOneTensorRankOfOneStageSkipsTheStepOnAllRanks) {
-  on_mesh(2, [](const ThreeAxes& axes) {
-    const bool is_bad = axes.data->rank() == 1 && axes.tensor->rank() == 1;
-    for (const std::string mode : {"ddp", "zero2", "engine3"}) {
-      for (const double clip : {0.0, 1.0}) {
-        for (const std::string name :
-             {"layers.3.mlp.up_proj.weight", "layers.0.input_layernorm.weight"}) {
-          SCOPED_TRACE(fmt::format("{}, clip {}, {}", mode, clip, name));
-          PipelineShape shape = shape_for(mode, /*sequence=*/true);
-          shape.trainer.clip_norm = clip;
-          shape.trainer.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
-          PipelineRank rank(axes, shape);
-          const auto first = whole_weights(*rank.strategy);
-          bool breaks = is_bad;
-          rank.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
-            if (!breaks || !rank.strategy->list().parameters[i].name.ends_with(name)) return;
-            gradient.detach().view({-1})[0].fill_(std::numeric_limits<float>::infinity());
-          });
-          EXPECT_TRUE(rank.step(0, 3).skipped);
-          EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
-          breaks = false;
-          EXPECT_FALSE(rank.step(1, 3).skipped);
-          EXPECT_FALSE(same_bits(whole_weights(*rank.strategy), first));
-        }
-      }
-    }
-  });
-}
-
-TEST(MeshErrors, BatchesThatDifferOrDoNotFitAreRefusedByAllRanks) {
-  for (int other = 0; other < 4; ++other) {
-    on_mesh(1, [other](const ThreeAxes& axes) {
-      PipelineRank rank(axes, shape_for("ddp", /*sequence=*/true));
-      std::vector<data::Batch> batches = rank.batches(0, 3);
-      const int place = 2 * axes.pipeline->rank() + axes.tensor->rank();
-      if (place == other) batches[1].inputs = batches[1].inputs.roll(1);  // as many loss terms
-      expect_error([&] { rank.trainer.step(batches); },
-                   {"ranks disagree about the micro-batches of step 0", "digest"});
-      batches = rank.batches(0, 3);
-      // Alike in both stages.
-      if (axes.tensor->rank() == other % 2) batches[1].inputs = batches[1].inputs.roll(1);
-      expect_error([&] { rank.trainer.step(batches); },
-                   {"ranks disagree about the micro-batches of step 0", "digest"});
-      batches = rank.batches(0, 3);
-      for (data::Batch& batch : batches) {
-        batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
-        batch.targets = batch.targets.narrow(1, 0, 7).contiguous();
-        batch.loss_terms = batch.targets.ne(data::kIgnoredTarget).sum().item<std::int64_t>();
-      }
-      expect_error([&] { rank.trainer.step(batches); }, {"7 elements", "2 ranks", "tokens"});
-      EXPECT_GT(rank.step(1, 2).loss, 0);
-    });
-  }
 }
 
 TEST(MeshErrors, WhatATensorAxisCannotSplitIsRefused) {

@@ -75,7 +75,6 @@ TEST(PublishedTable, ClassifierComesOutWithin0Point01Mib) {
 // that a rank sends; residency_test.cpp compares that with the communicator's counters.
 
 constexpr std::int64_t kElementBytes = 4;
-constexpr int kGroupSize = 2;  // S
 
 // What `look` says of `mode` on one of so many ranks.
 std::int64_t of_rank(const std::string& mode, int rank, int ranks,
@@ -155,32 +154,6 @@ TEST(CommunicationFormulas, OfSplitTensors) {
       expect_sent("tensor_zero3:per_parameter", r, n, (3 * single - root) * (n - 1) / n);
       // Layers are larger than the threshold, the root is not.
       expect_sent("engine3:whole_below=20000", r, n, (2 * f + f - g) * (n - 1) / n);
-    }
-  });
-}
-
-TEST(CommunicationFormulas, OfGroupsOfRanks) {
-  on_ranks(1, [](dist::Communicator&) {
-    const auto in_groups = [](const char* mode, const char* option) {
-      return fmt::format("{}:{}={}", mode, option, kGroupSize);
-    };
-    for (const int groups : {1, 2, 4}) {
-      const std::int64_t s = kGroupSize, r = groups, n = r * s;
-      const int rank = static_cast<int>(n) - 1;
-      const std::int64_t v = tools::preset("tiny").parameters() * kElementBytes;
-      const std::int64_t f = buffer_bytes(s, false), g = buffer_bytes(s, true);
-      const std::int64_t between = 2 * (f / s) * (r - 1) / r;
-      expect_sent(in_groups("hddp", "shard_size"), rank, static_cast<int>(n),
-                  2 * v * (s - 1) / s + 2 * v * (r - 1) / r);
-      for (const char* mode : {"hsdp1", "hsdp2"}) {
-        expect_sent(in_groups(mode, "shard_size"), rank, static_cast<int>(n),
-                    2 * f * (s - 1) / s + between);
-      }
-      expect_sent(in_groups("hsdp3", "shard_size"), rank, static_cast<int>(n),
-                  (3 * f - g) * (s - 1) / s + between);
-      const std::int64_t all = buffer_bytes(n, false), root = buffer_bytes(n, true);
-      expect_sent(in_groups("hpz", "group_size"), rank, static_cast<int>(n),
-                  2 * all * (n - 1) / n + (all - root) * (s - 1) / s);
     }
   });
 }

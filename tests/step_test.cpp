@@ -57,7 +57,6 @@ std::map<std::string, std::vector<std::string>> narrated(const std::string& mode
 
 constexpr auto kStart = "at the start";
 constexpr auto kForward = "step 2: after forward";
-constexpr auto kBackward = "step 1: after backward and the reduction of gradients";
 constexpr auto kEnd = "step 1: after the optimizer and sync_parameters";
 
 TEST(Narration, BeginsWithWhatItsSignsMean) {
@@ -70,15 +69,6 @@ TEST(Narration, BeginsWithWhatItsSignsMean) {
       EXPECT_THAT(legend, HasSubstr(word));
     }
   }
-}
-
-TEST(Narration, OfDdpShowsEverythingEverywhere) {
-  auto told = narrated("ddp");
-  const std::string all = "parameters aaaa bb cccc dd   gradients aaaa bb cccc dd   moments ";
-  EXPECT_THAT(told[kBackward], ElementsAre(all + ".... .. .... ..", all + ".... .. .... ..",
-                                           all + ".... .. .... .."));
-  EXPECT_THAT(told[kEnd], ElementsAre(all + "aaaa bb cccc dd", all + "aaaa bb cccc dd",
-                                      all + "aaaa bb cccc dd"));
 }
 
 TEST(Narration, OfChapters01To03ShowsOwners) {
