@@ -10,9 +10,9 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/toy.hpp>
+#include <tools/models/mlp.hpp>
 #include <tools/support/process.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
@@ -46,10 +46,10 @@ std::int64_t growth_under(dist::Communicator& communicator, const std::string& m
     tools::Trainer(*warm, losses_of(*warm)).step({toy.batch(communicator.rank(), 0)});
   }
   const std::int64_t before = trimmed_resident_set();
-  const auto model = make_deferred<nn::Mlp>(
-      nn::MlpConfig{.inputs = kLayerWidth,
-                    .hidden = std::vector<std::int64_t>(kLayers, kLayerWidth),
-                    .outputs = 8});
+  const auto model = make_deferred<tools::Mlp>(
+      tools::MlpConfig{.inputs = kLayerWidth,
+                       .hidden = std::vector<std::int64_t>(kLayers, kLayerWidth),
+                       .outputs = 8});
   nn::SeededValues values(1);
   const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
   tools::Trainer trainer(*strategy, losses_of(*strategy));

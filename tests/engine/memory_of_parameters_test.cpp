@@ -144,7 +144,7 @@ std::vector<at::Tensor> plainly_trained(int ranks, const OddChange& change, int 
   OddNet net;
   change(net);
   const std::vector<at::Tensor> parameters = parameters_of(net);
-  PlainRanks trained(parameters, ranks, optim::sgd({.learning_rate = 0.1}));
+  PlainRanks trained(parameters, ranks, sgd(0.1));
   for (int s = 0; s < steps; ++s) {
     trained.backward([&](int rank) { return net.loss(odd_batch(rank, s)); });
     trained.step();

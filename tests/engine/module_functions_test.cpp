@@ -109,7 +109,8 @@ TEST_P(ModuleFunctions, SaveIsRightWhereParametersAreWholeAndElseAnError) {
     run.steps(0, 2);
     const std::vector<at::Tensor> expected = run.weights();
     if (stage == 3) {
-      for (const auto& part : std::vector<std::shared_ptr<torch::nn::Module>>{run.net, run.net->scale}) {
+      for (const auto& part :
+           std::vector<std::shared_ptr<torch::nn::Module>>{run.net, run.net->scale}) {
         EXPECT_THAT(thrown_by([&] { torch::save(part, run.path); }),
                     AllOf(HasSubstr("scale.weight"), HasSubstr("UnshardedParameters")));
       }

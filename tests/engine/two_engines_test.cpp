@@ -112,7 +112,7 @@ void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& for
 // Weights of discriminator and generator after two steps of the plain modules.
 std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   Gan gan;
-  std::map<nn::Mlp*, PlainRanks> trained;
+  std::map<tools::Mlp*, PlainRanks> trained;
   std::vector<at::Tensor> all;
   for (tools::Mlp* model : {static_cast<tools::Mlp*>(gan.discriminator.get()),
                             static_cast<tools::Mlp*>(gan.generator.get())}) {
@@ -121,7 +121,7 @@ std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
     trained.try_emplace(model, parameters, ranks, optim::adamw());
     all.insert(all.end(), parameters.begin(), parameters.end());
   }
-  const auto train = [&](nn::Mlp& model, const auto& loss) {
+  const auto train = [&](tools::Mlp& model, const auto& loss) {
     trained.at(&model).backward(loss);
     trained.at(&model).step();
   };

@@ -3,7 +3,7 @@
 #include <tests/support/session.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
+#include <tools/support/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
 

@@ -17,7 +17,6 @@
 #include <tests/support/whole_weights.hpp>
 #include <tools/models/mlp.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/nn/mlp.hpp>
 
 #include "plain_run.hpp"
 

@@ -24,7 +24,7 @@ struct EngineRun {
         device(device),
         toy(on(device, {.hidden = std::move(hidden), .dtype = dtype})),
         engine(*toy.model, communicator, optimizer, config, nn::default_units(), &toy.values) {}
-  static Toy on(at::Device device, const nn::MlpConfig& config) {
+  static Toy on(at::Device device, const tools::MlpConfig& config) {
     Toy toy(config);
     move_to(device, *toy.model);
     return toy;
