@@ -15,26 +15,13 @@ on them in turn, round after round, so that a busy machine hurts both alike, and
     others     the processors' time that other programs took, of the busiest round. A round with more
                than --others is run again, at most --rounds times in all; the least busy ones count
 
-and, of both sides,
-
-    exposed    waiting for communication; PyTorch's is a part of its forward, backward and optimizer
-    at rest    live bytes after a step: of the allocator, and of PyTorch the resident set
-    peak       the allocator's highest live bytes within a step; of PyTorch from a run of its own, by
-               its profiler, from before the model was made
-    sent       bytes on the wire, a rank and step: counted, and of PyTorch what the loopback interface
-               says, headers and all
-
-and of both sides the model states that a rank holds after a step, before gradients are cleared, means over the ranks:
-ours as the allocator counts them, PyTorch's as the elements of its tensors (of local shards) times their bytes.
-
 On both sides malloc keeps the end of its heap for the next step (MALLOC_TRIM_THRESHOLD_). Otherwise glibc may give
 it back after every step, or not, depending on which small block happens to lie last, and forward touches new pages.
 
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
 of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
 touches: it is forked from a process that has them. Both sides put large blocks on huge pages
-(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself. The pairs deepspeed1 and deepspeed3 need the
-package deepspeed, which compiles a part of itself on first use.
+(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself.
 """
 
 import argparse
@@ -57,11 +44,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
 import prepare  # noqa: E402
 import token_file  # noqa: E402
 
-OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engine3", "deepspeed1": "engine1",
-        "deepspeed3": "engine3"}
+OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engine3"}
 THEIRS = {"ddp": "DDP", "zero1": "DDP + ZeroRedundancyOptimizer", "zero2": "FSDP2, no reshard",
-          "zero3": "FSDP2, reshard", "deepspeed1": "DeepSpeed, stage 1", "deepspeed3": "DeepSpeed, stage 3"}
-PAIRS = ("ddp", "zero1", "zero2", "zero3")  # unless others are named
+          "zero3": "FSDP2, reshard"}
 MODELS = {
     "tiny": dict(vocab_size=256, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
                  head_dim=16, intermediate_size=176, num_hidden_layers=2),
@@ -70,8 +55,6 @@ MODELS = {
 }
 LEARNING_RATE = 5e-5
 SEED = 42
-PHASES = ("forward", "backward", "optimizer")
-STATES = ("parameter", "gradient", "optimizer")
 LOSS_TOLERANCE = 1e-4  # relative
 RANKS, SEQUENCE = 2, 128  # a rank has one sample of so many tokens in a step
 REMOVED = {"--ours": "a pair has one mode; ./run ladder --modes compares ours with each other",
@@ -134,13 +117,43 @@ def make_tokens(path):
     return ids
 
 
+class SplitMix64:
+    """The generator of tools/ladder/data/random.hpp."""
+
+    MASK = (1 << 64) - 1
+
+    def __init__(self, seed):
+        self._state = seed & self.MASK
+
+    def next(self):
+        self._state = (self._state + 0x9E3779B97F4A7C15) & self.MASK
+        bits = self._state
+        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & self.MASK
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & self.MASK
+        return bits ^ (bits >> 31)
+
+    def below(self, bound):
+        draw = self.next()
+        while draw < (1 << 64) % bound:
+            draw = self.next()
+        return draw % bound
+
+
+def shuffle(items, seed):
+    """Puts `items` in the order of permutation(size, generator_for(seed, 0)) of random.hpp."""
+    generator = SplitMix64(SplitMix64(SplitMix64(seed).next()).next())
+    for i in range(len(items) - 1, 0, -1):
+        j = generator.below(i + 1)
+        items[i], items[j] = items[j], items[i]
+
+
 def make_batches(ids, options, path):
     """What the sampler of tools/ladder/data deals to every rank at every step, as [step, rank, sample, token]."""
     import torch
     from safetensors.torch import save_file
 
     order = list(range((len(ids) - 1) // SEQUENCE))
-    prepare.shuffle(order, SEED)
+    shuffle(order, SEED)
     needed = options.steps * RANKS
     if needed > len(order):
         raise Failure(f"{needed} samples of {SEQUENCE} tokens are needed, the text has "
@@ -172,13 +185,9 @@ def run_ours(pair, options, work, keep):
         raise Failure(f"{OURS[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
     document = json.loads(report.read_text())
     mode, alone = document["modes"][0], document["compute_alone"]
-    return {"step_s": mode["step_seconds_max"], **{f"{phase}_s": mode[f"{phase}_seconds"] for phase in PHASES},
-            "exposed_s": mode["communication_seconds"], "peak_mib": mode["peak_mib"],
-            "rest_mib": mode["total_mib"], "sent_bytes": mode["sent_bytes_per_rank"],
-            **{f"{state}_mib": mode[f"{state}_mib"] for state in STATES},
+    return {"step_s": mode["step_seconds_max"], "losses": mode["losses"],
             "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"]),
-            "compute_s": alone["forward_seconds"] + alone["backward_seconds"] + mode["optimizer_seconds_max"],
-            "losses": mode["losses"]}
+            "compute_s": alone["forward_seconds"] + alone["backward_seconds"] + mode["optimizer_seconds_max"]}
 
 
 def first_that_fails(processes):
@@ -211,30 +220,19 @@ def torch_rank_main(log, **rank_options):
     torch_rank.run(**rank_options)
 
 
-def run_torch(pair, work, keep, memory=False):
-    """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
+def run_torch(pair, work, keep):
+    """One run under PyTorch."""
     (work / "store").unlink(missing_ok=True)
     logs = [work / f"torch.{rank}.log" for rank in range(RANKS)]
     ranks = [FORK.Process(target=torch_rank_main, args=(logs[rank],), kwargs=dict(
-        pair=pair, rank=rank, world_size=RANKS, work=work, learning_rate=LEARNING_RATE, threads=threads(), keep=keep,
-        memory=memory)) for rank in range(RANKS)]
+        pair=pair, rank=rank, world_size=RANKS, work=work, learning_rate=LEARNING_RATE, threads=threads(),
+        keep=keep)) for rank in range(RANKS)]
     failed = first_that_fails(ranks)
     if failed is not None:
         raise Failure(f"PyTorch's {THEIRS[pair]}: rank {failed} ended with {ranks[failed].exitcode}:\n"
                       f"{logs[failed].read_text()[-3000:]}")
     results = [json.loads((work / f"torch.{rank}.json").read_text()) for rank in range(RANKS)]
-    if memory:
-        return max(result["peak_mib"] for result in results)
-
-    def slowest(key):
-        return max(statistics.median(step[key] for step in result["steps"][1:] or result["steps"])
-                   for result in results)
-
-    return {"step_s": slowest("step_s"), **{f"{phase}_s": slowest(f"{phase}_s") for phase in PHASES},
-            "rest_mib": max(result["rest_mib"] for result in results),
-            "sent_bytes": results[0]["sent_bytes"] / RANKS,
-            **{f"{state}_mib": statistics.mean(result[f"{state}_mib"] for result in results)
-               for state in STATES if f"{state}_mib" in results[0]},
+    return {"step_s": max(statistics.median(result["steps"][1:] or result["steps"]) for result in results),
             "hwm_mib": max(result["hwm_mib"] for result in results), "losses": results[0]["losses"]}
 
 
@@ -304,8 +302,7 @@ def quietest(run, rounds, others):
 def summary(runs, name):
     """The medians of all figures of one side."""
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0] if key != "losses"}
-    return {"name": name, **medians, "tokens_per_s": RANKS * SEQUENCE / medians["step_s"],
-            "losses": runs[0]["losses"]}
+    return {"name": name, **medians, "losses": runs[0]["losses"]}
 
 
 def compare(pair, options, work):
@@ -315,16 +312,14 @@ def compare(pair, options, work):
                             work / "torch.safetensors")
     shutil.rmtree(work / "ours")
     (work / "torch.safetensors").unlink()
-    peak = run_torch(pair, work, keep=False, memory=True)
     ratios = [each["ours"]["step_s"] / each["torch"]["step_s"] for each in done]
     return {"pair": pair, "world_size": RANKS, "ours": summary([each["ours"] for each in done], OURS[pair]),
-            "torch": {**summary([each["torch"] for each in done], THEIRS[pair]), "peak_mib": peak},
+            "torch": summary([each["torch"] for each in done], THEIRS[pair]),
             "ratio": statistics.median(ratios), "ratios": ratios, "max_rel_diff": difference,
             "others": max(each["others"] for each in done)}
 
 
-def print_tables(rows, parameters):
-    """`parameters` of the model: under DDP with AdamW each takes 16 bytes, to which the last column compares."""
+def print_table(rows):
     lines = [["pair", "ours", "PyTorch's", "step", "PyTorch", "ratio", "spread", "compute",
               "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference", "others"]]
     for row in rows:
@@ -334,19 +329,6 @@ def print_tables(rows, parameters):
             f"{row['ratio']:.2f}", f"{min(row['ratios']):.2f}-{max(row['ratios']):.2f}", f"{ours['compute_s']:.2f} s",
             f"{ours['step_s'] / ours['compute_s']:.2f}", f"{ours['hwm_mib']:.0f}", f"{torch['hwm_mib']:.0f}",
             f"{ours['hwm_mib'] / torch['hwm_mib']:.2f}", f"{row['max_rel_diff']:.1e}", f"{row['others']:.1%}"])
-    print_lines(lines)
-    sides = [row[side] for row in rows for side in ("ours", "torch")]
-    print_lines([["", *PHASES, "exposed", "tokens/s", "at rest MiB", "peak MiB", "sent MiB"]] + [
-        [side["name"], *(f"{side[f'{phase}_s']:.2f} s" for phase in PHASES),
-         f"{side['exposed_s']:.2f} s" if "exposed_s" in side else "-", f"{side['tokens_per_s']:.0f}",
-         f"{side['rest_mib']:.0f}", f"{side['peak_mib']:.0f}", f"{side['sent_bytes'] / 2**20:.0f}"] for side in sides])
-    held = {side["name"]: [side[f"{state}_mib"] for state in STATES] for side in sides if "optimizer_mib" in side}
-    print_lines([["", "parameters MiB", "gradients MiB", "optimizer MiB", "total MiB", "ratio"]] + [
-        [name, *(f"{mib:.2f}" for mib in [*states, sum(states)]), f"{sum(states) * 2**20 / (16 * parameters):.3f}"]
-        for name, states in held.items()])
-
-
-def print_lines(lines):
     widths = [max(map(len, column)) for column in zip(*lines)]
     print()
     for line in lines:
@@ -372,14 +354,13 @@ def parse_arguments():
             raise argparse.ArgumentTypeError(f"{number} is less than 1")
         return number
 
-    parser.add_argument("--pairs", type=pair_list, default=list(PAIRS),
-                        help=f"of {','.join(OURS)} ({','.join(PAIRS)})")
+    parser.add_argument("--pairs", type=pair_list, default=list(OURS), help=f"of {','.join(OURS)}")
     parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m")
     parser.add_argument("--steps", type=positive, default=6, help="of every run (6)")
     parser.add_argument("--rounds", type=positive, default=3, help="of both sides in turn (3)")
     parser.add_argument("--others", type=float, default=3, metavar="PERCENT",
                         help="of the processors that other programs may take in a round (3)")
-    parser.add_argument("--json", type=prepare.name, default="out/peers.json", help="where the figures go")
+    parser.add_argument("--json", default="out/peers.json", help="where the figures go")
     parser.add_argument("--seed-of-ours", type=int, default=SEED, help=argparse.SUPPRESS)
     parser.add_argument("--ladder", default="build/release/bin/ladder", help=argparse.SUPPRESS)
     for word in sys.argv[1:]:
@@ -434,7 +415,7 @@ def main():
         sys.exit(f"peers: {failure}")
     print(f"\nMedians of {options.rounds} round{'' if options.rounds == 1 else 's'}; large blocks "
           "on huge pages, on both sides")
-    print_tables(document["rows"], document["parameters"])
+    print_table(document["rows"])
     temporary = Path(options.json + ".tmp")
     temporary.write_text(json.dumps(document, indent=2) + "\n")
     temporary.replace(options.json)
