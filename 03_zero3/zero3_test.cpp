@@ -100,30 +100,6 @@ TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
   });
 }
 
-// As the last gradient arrives: each unit but the one that runs is dropped, or none.
-TEST(Zero3, WholeKeepsAllParametersUntilBackwardIsOver) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    for (const char* variant : {"unit", "whole"}) {
-      Trial run(communicator, variant);
-      const nn::ParameterList& list = run.strategy.list();
-      std::size_t arrived = 0, whole = 0;
-      run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) {
-        ++arrived;
-        whole = static_cast<std::size_t>(std::ranges::count_if(
-            list.parameters, [](const auto& p) { return memory::has_storage(p.tensor); }));
-      });
-      run.reduce(0);
-      EXPECT_EQ(arrived, list.size());
-      if (std::string(variant) == "whole") {
-        EXPECT_EQ(whole, list.size());
-      } else {
-        EXPECT_LT(whole, list.size());
-      }
-      expect_only_owned(run.strategy, "after backward");
-    }
-  });
-}
-
 TEST(Zero3, EvaluationGathersAndLeavesNothingBehind) {
   on_ranks(2, [](dist::Communicator& communicator) {
     const Toy alone = Toy::alone();

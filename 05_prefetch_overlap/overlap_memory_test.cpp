@@ -134,43 +134,6 @@ TEST(ShardedDataParallel, AllocatesMoreOftenWithoutKeptBuffers) {
   });
 }
 
-// Its bytes are kept for the next step, unless the caller still has the gradient.
-TEST(ShardedDataParallel, DoesNotWriteIntoAGradientThatTheCallerKeeps) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    for (const int stage : {0, 1, 2, 3}) {
-      OverlapRun<Toy> run(communicator, {.stage = stage});
-      const auto gradients = [&] {
-        std::vector<at::Tensor> all;
-        for (std::size_t i = 0; i < run.strategy.list().size(); ++i) {
-          const at::Tensor mine = run.strategy.placement(i).updated.tensor;
-          if (mine.defined()) all.push_back(mine.grad());
-        }
-        return all;
-      };
-      run.step(0);
-      const std::vector<at::Tensor> kept = gradients();
-      std::vector<at::Tensor> copies;
-      for (const at::Tensor& gradient : kept) copies.push_back(gradient.clone());
-      ASSERT_FALSE(kept.empty());
-      run.step(1);
-      testing::expect_equal(kept, copies, "stage " + std::to_string(stage));
-      EXPECT_FALSE(at::equal(gradients().front(), kept.front()));
-    }
-  });
-}
-
-TEST(ShardedDataParallel, HoldsNoMoreUnderWayThanAllowed) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    for (const int stage : {0, 2, 3}) {
-      OverlapRun<Medium> run(
-          communicator, {.stage = stage, .bucket_bytes = 300 << 10, .in_flight_bytes = 600 << 10});
-      run.step(0);
-      EXPECT_LE(run.strategy.most_in_flight(), 600 << 10);
-      EXPECT_GT(run.strategy.most_in_flight(), 300 << 10);  // more than one
-    }
-  });
-}
-
 // The bound of the lesson: the shards, and while a unit runs, it, `lookahead` more, the one that is
 // being resharded, and the root.
 TEST(ShardedDataParallel, HoldsTheUnitsAheadAndNoMore) {

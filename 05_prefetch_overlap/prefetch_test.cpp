@@ -77,20 +77,5 @@ TEST(Prefetch, SaysNothingMoreInAPassThatRunsOtherwiseAndRecoversInTheNext) {
   EXPECT_THAT(run(prefetch, {0, 1}), ElementsAre(Units{1}, Units{}));
 }
 
-TEST(Prefetch, ExpectsWhatTheLastKeptPassWasLike) {
-  Prefetch prefetch(1);
-  run(prefetch, {0, 1, 2});
-  prefetch.keep(prefetch.seen());
-  EXPECT_FALSE(prefetch.is_new());
-  run(prefetch, {0, 2, 1});  // an evaluation, say: not kept
-  run(prefetch, {0, 1, 2});
-  EXPECT_FALSE(prefetch.lost());
-  run(prefetch, {2, 1, 0});  // a layer was taken out and another put in
-  EXPECT_TRUE(prefetch.is_new());
-  prefetch.keep(prefetch.seen());
-  EXPECT_THAT(run(prefetch, {2, 1, 0}), ElementsAre(Units{1}, Units{0}, Units{}));
-  EXPECT_FALSE(prefetch.is_new());
-}
-
 }  // namespace
 }  // namespace zero

@@ -4,18 +4,16 @@
 
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
 #include <random>
 #include <thread>
 
-#include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/toy_run.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/base/error.hpp>
 
 namespace zero {
 namespace {
@@ -23,7 +21,6 @@ namespace {
 using dist::Purpose;
 using memory::Category;
 using testing::forward_batch;
-using ::testing::HasSubstr;
 using testing::on_ranks;
 using testing::Toy;
 
@@ -125,19 +122,6 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
   });
 }
 
-// Odd sizes and padding: the strategy's own formulas.
-TEST_P(HsdpOnMesh, HoldsAndSendsWhatItSaysWithPadding) {
-  on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
-    HsdpRun<Toy> run(communicator, options);
-    run.step(0);
-    EXPECT_EQ(testing::training_bytes(run.step(1)), run.strategy.costs().sent);
-    const train::ModelStateBytes rest = run.strategy.costs().at_rest;
-    EXPECT_EQ(run.held(Category::kParameters), rest.parameters);
-    EXPECT_EQ(run.held(Category::kGradients), rest.gradients);
-    EXPECT_EQ(run.held(Category::kOptimizer), rest.optimizer);
-  });
-}
-
 struct PartlyFrozen : Toy {
   PartlyFrozen() { model->parameters().front().requires_grad_(false); }
 };
@@ -210,21 +194,6 @@ TEST(Hsdp, RandomDelaysChangeNothing) {
   });
 }
 
-TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
-  on_ranks(3, [](dist::Communicator& communicator) {
-    for (const int stage : {1, 2, 3}) {
-      HsdpRun<Toy> groups(communicator, {{.stage = stage}, 3});
-      testing::ToyRun<ShardedDataParallel> all(communicator, "", ShardingOptions{.stage = stage});
-      for (int s = 0; s < 3; ++s) {
-        EXPECT_EQ(testing::training_bytes(groups.step(s)), testing::training_bytes(all.step(s)));
-      }
-      const auto a = testing::whole_weights(groups.strategy);
-      const auto b = testing::whole_weights(all.strategy);
-      for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
-    }
-  });
-}
-
 // zero_grad() while gradients are in flight, for example after an exception in user code.
 TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   on_ranks(4, [](dist::Communicator& communicator) {
@@ -244,18 +213,6 @@ TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
     // The strategy is destroyed while gradients are in flight.
     HsdpRun<Toy> run(communicator, {{.stage = 3}, 2});
     run.strategy.backward(forward_batch(run.strategy, run.batch(5)));
-  });
-}
-
-TEST(Hsdp, RefusesSizesThatDoNotFitOnAllRanks) {
-  on_ranks(4, [](dist::Communicator& communicator) {
-    const auto refused = [&](const HsdpOptions& options) {
-      return testing::error_of([&] { HsdpRun<Toy>(communicator, options); });
-    };
-    EXPECT_THAT(refused({.shard_size = 3}), HasSubstr("4 is not a multiple of 3"));
-    EXPECT_THAT(refused({.shard_size = 8}), HasSubstr("the size of shard must be from 1 to 4"));
-    HsdpRun<Toy> run(communicator, {.shard_size = 2});  // after the errors, collectives still work
-    run.step(0);
   });
 }
 

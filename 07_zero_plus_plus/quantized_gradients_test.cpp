@@ -114,40 +114,6 @@ TEST_P(QgzOnMesh, IsTheAverageOfRoundedSumsOfRoundedGradients) {
   });
 }
 
-// A hop rounds by half a step of a block: (largest value) / (2 largest q). What a group sends is at
-// most the sum of what its ranks sent.
-TEST_P(QgzOnMesh, IsWithinTheBoundOfTwoHopsOfTheTrueMean) {
-  const Shape shape = GetParam();
-  on_formats(shape, [&](dist::Communicator& communicator, int bits, at::ScalarType dtype) {
-    const train::ShardLayout layout = layout_for(shape.ranks());
-    const int rank = communicator.rank();
-    const at::Tensor found =
-        averaged(communicator, shape, layout, bits, gradients_of(rank, layout, dtype))
-            .to(at::kDouble);
-    const double half_step = 0.5001 / (bits == 8 ? 127 : 7);
-    const double rounding = dtype == at::kFloat ? 0 : 1.0 / 256;  // of the average, to bfloat16
-    const int hops = shape.replicas == 1 ? 1 : 2;
-    for (std::size_t t = 0; t < layout.tensors(); ++t) {
-      const auto part = layout.range(t, rank);
-      for (std::int64_t at = 0; at < part.size; at += kBlock) {
-        const std::int64_t size = std::min(kBlock, part.size - at);
-        at::Tensor mean = at::zeros({size}, at::kDouble);
-        double largest = 0;
-        for (int r = 0; r < shape.ranks(); ++r) {
-          const at::Tensor of_rank =
-              gradients_of(r, layout, dtype)
-                  .narrow(0, rank * layout.shard() + part.in_shard + at, size)
-                  .to(at::kDouble);
-          mean += of_rank / shape.ranks();
-          largest += of_rank.abs().max().item<double>() / shape.ranks();
-        }
-        const at::Tensor error = (found.narrow(0, part.in_shard + at, size) - mean).abs();
-        EXPECT_LE(error.max().item<double>(), (hops * half_step + rounding) * largest);
-      }
-    }
-  });
-}
-
 // All shards alike: the bits do not depend on the rank that adds a shard up.
 TEST_P(QgzOnMesh, DoesNotDependOnTheOwner) {
   const Shape shape = GetParam();

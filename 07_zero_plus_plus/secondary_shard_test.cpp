@@ -2,9 +2,8 @@
 // those of chapter 00 is tested in zero_plus_plus_test.cpp.
 #include "secondary_shard.hpp"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
-#include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <tests/support/zero_plus_plus_run.hpp>
@@ -15,10 +14,8 @@ namespace {
 using dist::Purpose;
 using memory::Category;
 using testing::forward_batch;
-using ::testing::HasSubstr;
 using testing::inside_hosts;
 using testing::on_hosts;
-using testing::on_ranks;
 using testing::Shape;
 using testing::shards_of;
 using testing::ZeroPlusPlusRun;
@@ -119,39 +116,6 @@ TEST_P(HpzOnMesh, GathersNewWeightsFromAllRanksOnce) {
     const std::int64_t by_formula = strategy.costs().sent;
     EXPECT_EQ(by_formula, testing::training_bytes(run.step(3))) << "after a reading";
     EXPECT_LT(by_formula, strategy.costs().sent) << "after an update";
-  });
-}
-
-// What engine3 has beside its shards: the unit that runs, `lookahead` more, and the root.
-TEST_P(HpzOnMesh, HoldsTheUnitsAheadAndNoMore) {
-  on_hosts(GetParam(), [&](dist::Communicator& communicator) {
-    for (const std::int64_t lookahead : {0, 1, 2}) {
-      ZeroPlusPlusRun<> run(communicator, {.secondary_shards = true}, {.lookahead = lookahead});
-      run.step(0);
-      memory::reset_peaks();
-      const std::int64_t rest = run.held(Category::kParameters);
-      run.step(1);
-      const std::int64_t peak = run.peak(Category::kParameters) - rest;
-      std::int64_t largest = 0;
-      for (const auto& buffer : run.strategy.buckets()) {
-        largest = std::max(largest, buffer.full_bytes());
-      }
-      EXPECT_LE(peak, run.strategy.buckets().front().full_bytes() + (lookahead + 1) * largest);
-      EXPECT_GT(peak, lookahead * largest / 2);
-      EXPECT_EQ(run.held(Category::kParameters), rest);
-    }
-  });
-}
-
-TEST(Hpz, OneGroupIsChapter05) {
-  on_ranks(3, [](dist::Communicator& communicator) {
-    ZeroPlusPlusRun<> one_group(communicator, {.group_size = 3, .secondary_shards = true});
-    testing::ToyRun<ShardedDataParallel, testing::Odd> plain(communicator, "", ShardingOptions{});
-    for (int s = 0; s < 2; ++s) {
-      EXPECT_EQ(testing::training_bytes(one_group.step(s)), testing::training_bytes(plain.step(s)));
-    }
-    EXPECT_EQ(testing::text_of(one_group.strategy.costs().at_rest),
-              testing::text_of(plain.strategy.costs().at_rest));
   });
 }
 

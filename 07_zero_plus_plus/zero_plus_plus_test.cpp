@@ -175,13 +175,6 @@ TEST(QwzAtTwoByTwo, ComputesWithTheSameBitsOnAllRanks) {
 }
 TEST(QwzAtTwoByTwo, RoundsByHalfAStep) { expect_rounded_by_half_a_step(in_groups("qwz", 2)); }
 
-TEST(QwzWithHpz, ComputesWithTheSameBitsOnAllRanks) {
-  expect_same_bits_on_all_ranks(in_groups("zeropp", 2) + ":quantize_gradients=false");
-}
-TEST(QwzWithHpz, RoundsByHalfAStep) {
-  expect_rounded_by_half_a_step(in_groups("zeropp", 2) + ":quantize_gradients=false");
-}
-
 // ---- quantized gradients
 
 // Of each parameter: the average over ranks of the largest magnitude of a rank's gradient.
@@ -232,14 +225,5 @@ void expect_close_to_the_true_mean(const Shape& shape, const std::string& more, 
 TEST(QgzAtTwoByTwo, IsWithinTheBoundOfTwoHopsOfTheTrueMean) {
   expect_close_to_the_true_mean({2, 2}, "", 7);
 }
-TEST(QgzAtTwoByTwo, IsWithinTheBoundOfTwoHopsOfTheTrueMeanIn8Bits) {
-  expect_close_to_the_true_mean({2, 2}, ":gradient_bits=8", 127);
-}
-TEST(QgzAtOtherShapes, IsWithinTheBoundOfTwoHopsOfTheTrueMean) {
-  for (const Shape shape : {Shape{3, 2}, Shape{1, 4}, Shape{4, 1}}) {
-    expect_close_to_the_true_mean(shape, "", 7);
-  }
-}
-
 }  // namespace
 }  // namespace zero::testing

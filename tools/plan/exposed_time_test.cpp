@@ -95,14 +95,6 @@ TEST(Lookahead, OfManyUnits) {
   EXPECT_EQ(lookahead(gather, Times(kUnits, 1.0)), 9000);
 }
 
-TEST(Exposed, IsWhatOneLinkCannotHide) {
-  EXPECT_DOUBLE_EQ(exposed(Times(4, 1.0), Times(4, 2.0), 0), 4);  // every gather waits
-  EXPECT_DOUBLE_EQ(exposed(Times(4, 1.0), Times(4, 2.0), 1), 1);  // only the first
-  EXPECT_DOUBLE_EQ(exposed(Times(4, 1.0), Times(4, 2.0), 4), 1);
-  EXPECT_DOUBLE_EQ(exposed(Times(4, 3.0), Times(4, 2.0), 1), 4 * 3 + 2 - 8);
-  EXPECT_DOUBLE_EQ(exposed(Times(4, 3.0), Times(4, 2.0), 3), 4 * 3 + 2 - 8);
-}
-
 TEST(Exposed, ReductionsHideBehindTheNextUnit) {
   const Pass backward{Times(4, 0.0), Times(4, 2.0), Times(4, 1.0)};
   EXPECT_DOUBLE_EQ(exposed_seconds(backward, 0), 1);

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include <tools/models/presets.hpp>
@@ -52,15 +51,6 @@ TEST(Model, OfANumberOnly) {
   EXPECT_EQ(model_of_size(1).units, std::vector<std::int64_t>{1});
   EXPECT_EQ(sum(model_of_size(7, 3).units), 7);
   EXPECT_THROW(model_of_size(5, 6), Error);
-}
-
-TEST(Model, OfTheLargestNumberAndTheMostLayers) {
-  const Model model = model_of_size(nn::kMostParameters, nn::kMostLayers);
-  EXPECT_EQ(model.units, std::vector<std::int64_t>(nn::kMostLayers, 100'000'000'000));
-  const Model uneven = model_of_size(nn::kMostParameters - 1, nn::kMostLayers);
-  EXPECT_EQ(sum(uneven.units), nn::kMostParameters - 1);
-  EXPECT_EQ(*std::min_element(uneven.units.begin(), uneven.units.end()), 99'999'999'999);
-  EXPECT_EQ(uneven.largest_unit(), 100'000'000'000);
 }
 
 }  // namespace

@@ -58,19 +58,6 @@ TEST(Planner, ManyEqualUnitsExposeWhatThePageSays) {
   }
 }
 
-TEST(Planner, ZeRO3IsNeverQuickerThanZeRO2) {
-  for (const char* preset : {"tiny", "smollm2-360m", "llama-1.5b"}) {
-    for (const double bandwidth : {1e8, 1e9, 1e10, 1e11, 1e12}) {
-      Request request;
-      request.model = model_of(tools::preset(preset), preset);
-      request.machine.bandwidth = bandwidth;
-      const Plan plan = make_plan(request);
-      EXPECT_EQ(plan.stages[1].time.total(), plan.stages[2].time.total());
-      EXPECT_GE(plan.stages[3].time.total(), plan.stages[2].time.total());
-    }
-  }
-}
-
 TEST(Planner, LookaheadNeedsRoom) {
   Request request = request_for(7 * kBillion, 64, "80GB");
   request.machine.bandwidth = 25e9;
@@ -82,22 +69,6 @@ TEST(Planner, LookaheadNeedsRoom) {
   EXPECT_THAT(to_text(tight), HasSubstr("room for 0"));
   request.machine.bandwidth = 100e9;
   EXPECT_THAT(to_text(make_plan(request)), Not(HasSubstr("exposed with any k")));
-}
-
-TEST(FewestRanks, IsTheFirstThatFitsAndNeverOneThatDoesNot) {
-  const auto needed = [](std::int64_t n) {
-    return model_states(1000, mixed(), Stage::kZero3, n).total();
-  };
-  for (std::int64_t limit = 16; limit < 16'100; limit += 7) {
-    const auto n = fewest_ranks(limit, 1, needed);
-    ASSERT_TRUE(n.has_value()) << limit;
-    EXPECT_LE(needed(*n), limit);
-    if (*n > 1) {
-      EXPECT_GT(needed(*n - 1), limit);
-    }
-  }
-  EXPECT_EQ(fewest_ranks(15, 1, needed), std::nullopt);
-  EXPECT_EQ(fewest_ranks(16'000, 5, needed), 5);
 }
 
 // The last of four stages keeps inputs and logits of heads until the embedding's gradients come,
@@ -141,14 +112,6 @@ TEST(Hosts, AtTheRatioFromWhichAWayPaysItTakesTheTimeOfZero3) {
       EXPECT_GT(gained(10 * *ways[i].pays_from), 0);
     }
   }
-}
-
-TEST(TensorParallelism, SendsMoreForALayerThanZero3FromTheTokensOnThatAreNamed) {
-  constexpr std::int64_t kHidden = 256, kLayer = 12 * kHidden * kHidden, kRanks = 4;
-  const std::int64_t even = tensor_parallel_crossover(kLayer, kHidden, fp32());
-  const double zero3 = sent(Scheme::kZero3, copies(kLayer, fp32()), kRanks).total();
-  EXPECT_LE(tensor_parallel_sent(even - 1, kHidden, 4, kRanks), zero3);
-  EXPECT_GT(tensor_parallel_sent(even, kHidden, 4, kRanks), zero3);
 }
 
 }  // namespace

@@ -31,12 +31,5 @@ TEST(Quantity, NeedsAreRoundedUpAndWhatThereIsDown) {
   EXPECT_EQ(in(24'000'000'001.0, Unit::kGB), "24.00");
 }
 
-TEST(Quantity, SecondsReadWell) {
-  EXPECT_EQ(in_seconds(0), "0 s");
-  EXPECT_EQ(in_seconds(10e-6), "10.0 us");
-  EXPECT_EQ(in_seconds(0.421), "421.0 ms");
-  EXPECT_EQ(in_seconds(12.356), "12.36 s");
-}
-
 }  // namespace
 }  // namespace zero::plan

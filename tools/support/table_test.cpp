@@ -8,15 +8,6 @@
 namespace zero::tools {
 namespace {
 
-TEST(Table, AlignsColumnsLeftAndRight) {
-  EXPECT_EQ(table_text({{"mode", Align::kLeft}, {"total"}, {"ratio"}},
-                       {{"ddp", "5520.95", "1.000"}, {"zero1:naive", "4140.71", "0.750"}}),
-            "mode           total  ratio\n"
-            "---------------------------\n"
-            "ddp          5520.95  1.000\n"
-            "zero1:naive  4140.71  0.750\n");
-}
-
 TEST(Table, PrintsUnitsAndGroupsOnlyWhereThereAreAny) {
   EXPECT_EQ(table_text({{"mode", Align::kLeft},
                         {"mean", Align::kRight, "MiB", "parameters"},
@@ -30,15 +21,6 @@ TEST(Table, PrintsUnitsAndGroupsOnlyWhereThereAreAny) {
             "zero3  690.12 690.31  4.125\n");
 }
 
-TEST(Table, WidensAColumnForItsUnit) {
-  EXPECT_EQ(
-      table_text({{"m", Align::kLeft}, {"t", Align::kRight, "MiB/s"}, {"n"}}, {{"x", "1", "2"}}),
-      "m      t  n\n"
-      "   MiB/s\n"
-      "-----------\n"
-      "x      1  2\n");
-}
-
 TEST(Table, WidensTheLastColumnOfAGroupForALongHeading) {
   EXPECT_EQ(table_text({{"m", Align::kLeft},
                         {"a", Align::kRight, "", "communication"},
@@ -49,15 +31,6 @@ TEST(Table, WidensTheLastColumnOfAGroupForALongHeading) {
             "m  a           b  c\n"
             "-------------------\n"
             "x  1           2  3\n");
-}
-
-TEST(Table, HasARowForEachThing) {
-  const auto cells = [](int n) { return Cells{std::to_string(n), std::to_string(n * n)}; };
-  EXPECT_EQ(table_of({{"n"}, {"square"}}, std::vector<int>{2, 30}, cells),
-            " n  square\n"
-            "----------\n"
-            " 2       4\n"
-            "30     900\n");
 }
 
 TEST(Fixed, KeepsDecimalsAndHidesWhatIsNoNumber) {

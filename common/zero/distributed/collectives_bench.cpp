@@ -50,7 +50,7 @@ struct Data {
 // One way to do one collective.
 struct Implementation {
   std::string operation;  // "all_reduce", …
-  std::string name;       // ours: "host", "tcp"; "gloo" (c10d's own), "other" (an alternative)
+  std::string name;       // ours: "host", "tcp"; "gloo" (c10d's own)
   // Called by all ranks; blocks. all_reduce, reduce to rank 0, broadcast from rank 0: `whole` in
   // place; reduce_scatter: `whole` to `piece`; all_gather: `piece` to `whole`; all_to_all: `whole`
   // to `other`. Sums, no averages.
@@ -95,24 +95,6 @@ void gloo_all_to_all(Gloo& gloo, at::Tensor& output, at::Tensor& input) {
   } else {
     gloo.alltoall_base(output, input, equal_parts, equal_parts)->wait();
   }
-}
-
-void all_to_all_and_sum(Data& d) {
-  gloo_all_to_all(*d.gloo, d.other, d.whole);
-  sum_in_rank_order(d.piece, d.other.chunk(d.ranks.size()));
-}
-
-// Every rank hands its piece out, all at once.
-void broadcasts_by_owner(Data& d) {
-  d.part(d.whole, d.ranks.rank()).copy_(d.piece);
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  for (int owner = 0; owner < d.ranks.size(); ++owner) {
-    std::vector<at::Tensor> tensors{d.part(d.whole, owner)};
-    c10d::BroadcastOptions options;
-    options.rootRank = owner;
-    works.push_back(d.gloo->broadcast(tensors, options));
-  }
-  for (const auto& work : works) work->wait();
 }
 
 const std::vector<std::pair<std::string, std::function<void(Data&)>>> kOurs = {
@@ -191,10 +173,8 @@ std::vector<Implementation> implementations() {
   all.push_back({"reduce", "gloo", with_one([](Gloo& g, auto& t) { return g.reduce(t); })});
   all.push_back(
       {"reduce_scatter", "gloo", [](Data& d) { gloo_reduce_scatter(*d.gloo, d.piece, d.whole); }});
-  all.push_back({"reduce_scatter", "other", all_to_all_and_sum});
   all.push_back(
       {"all_gather", "gloo", [](Data& d) { gloo_all_gather(*d.gloo, d.whole, d.piece); }});
-  all.push_back({"all_gather", "other", broadcasts_by_owner});
   all.push_back({"broadcast", "gloo", with_one([](Gloo& g, auto& t) { return g.broadcast(t); })});
   all.push_back(
       {"all_to_all", "gloo", [](Data& d) { gloo_all_to_all(*d.gloo, d.other, d.whole); }});

@@ -210,30 +210,6 @@ TEST(RankOrder, HoldsOverSeveralWindowsOfScratchWhichStaysWithin32MiB) {
   }
 }
 
-TEST(RankOrder, ReductionsThatOverlapUseEachOthersScratch) {
-  on_ranks(2, [](Communicator& c) {
-    if (!c.transport().starts_with("TCP")) return;  // on one host the scratch stays for good
-    at::Tensor tensors[] = {at::full({4096}, 1.0F), at::full({4096}, 2.0F), at::full({4096}, 3.0F)};
-    const auto start = [&](int i) { return c.all_reduce(tensors[i], Purpose::kGradient); };
-    const auto held = [] {
-      return memory::snapshot()[memory::Category::kCommunication];  // bytes
-    };
-    const std::int64_t piece = 4096 / 2 * 4;
-    Work first = start(0);
-    EXPECT_EQ(held(), piece);
-    Work second = start(1);
-    EXPECT_EQ(held(), 2 * piece);
-    first.wait();
-    EXPECT_EQ(held(), 2 * piece);  // kept for the next
-    Work third = start(2);
-    EXPECT_EQ(held(), 2 * piece);  // which has it
-    second.wait();
-    third.wait();
-    EXPECT_EQ(held(), 0);
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(tensors[i], at::full({4096}, i + 1.0F)));
-  });
-}
-
 // For any number of terms, any begin in memory, and any divisor.
 TEST(RankOrder, SumsAreThoseOfLibTorchToTheLastBit) {
   at::manual_seed(5);

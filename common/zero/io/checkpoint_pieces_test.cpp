@@ -90,20 +90,6 @@ TEST(CheckpointPieces, SixHundredElementsOfTwoRanksOnThree) {
   EXPECT_EQ(copies_to({600}, saved, wanted[2]), (std::vector<Copy>{{1, 192, 0, 88}}));
 }
 
-TEST(CheckpointPieces, CoverEveryElementOnceAtAnyWorldSize) {
-  for (const int ranks : {1, 2, 3, 4, 7, 8, 16}) {
-    for (const std::int64_t size : {0, 1, 63, 64, 65, 1009, 5000}) {
-      const train::ShardLayout layout({17, size, 3}, ranks);
-      std::vector<Piece> pieces;
-      for (int rank = ranks; rank-- > 0;) {
-        const auto segment = layout.range(1, rank);
-        pieces.push_back({.begin = segment.begin, .size = segment.size});
-      }
-      EXPECT_NO_THROW(check_complete("w", {size}, pieces)) << ranks << " " << size;
-    }
-  }
-}
-
 TEST(CheckpointPieces, GapsAndOverlapsAreRefused) {
   const auto piece = [](std::int64_t begin, std::int64_t size) {
     return Piece{.begin = begin, .size = size};

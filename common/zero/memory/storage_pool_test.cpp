@@ -1,10 +1,5 @@
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <cstring>
-
-#include <tools/support/process.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/memory/storage_pool.hpp>
 
@@ -82,22 +77,6 @@ TEST_F(Pool, FreesWhenItIsClearedOrAtOnceIfAskedTo) {
     pool.allocate(tensor, Category::kParameters);
     EXPECT_TRUE(has_storage(tensor));
   }
-}
-
-// What page_faults counts in the ladder's file.
-TEST(PageFaults, AreThoseOfPagesTouchedForTheFirstTime) {
-  const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) * 100;
-  void* const pages =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(pages, MAP_FAILED);
-  ::madvise(pages, size, MADV_NOHUGEPAGE);
-  const std::int64_t before = tools::page_faults();
-  std::memset(pages, 1, size);
-  const std::int64_t first = tools::page_faults() - before;
-  std::memset(pages, 2, size);
-  EXPECT_GE(first, 100);
-  EXPECT_LT(tools::page_faults() - before - first, 50);
-  ::munmap(pages, size);
 }
 
 // What autograd or a module holds is the storage object, which must be the same all the time.

@@ -279,12 +279,6 @@ TEST(FunctionalGradients, GoThroughTheHooksOfParameters) {
 // Rotary positions by themselves, and grouped-query attention beside its textbook form.
 constexpr double kTheta = 100000.0;
 
-TEST(Rotary, TableMayBeLongerThanTheText) {
-  const at::Tensor x = random({1, 5, 2, 8}, 1);
-  EXPECT_TRUE(identical(rotate(x, rotary_table(50, 8, kTheta, at::kDouble)),
-                        rotate(x, rotary_table(5, 8, kTheta, at::kDouble))));
-}
-
 // What the angles are, llama_test.cpp checks.
 TEST(Rotary, GradientIsTheRotationBack) {
   const RotaryTable table = rotary_table(7, 8, kTheta, at::kDouble);
@@ -308,17 +302,6 @@ TEST(Rotary, HalfTablesAreRoundedOnceAtTheEnd) {
   EXPECT_TRUE(identical(narrow.sine, wide.sine.to(at::kBFloat16)));
   const RotaryTable exact = rotary_table(3000, 8, kTheta, at::kDouble);
   EXPECT_TRUE(close_to(wide.cosine.to(at::kDouble), exact.cosine, 1e-3));
-}
-
-TEST(Rotary, TableIsNoModelState) {
-  const memory::Snapshot before = memory::snapshot();
-  const memory::Charge charge(memory::Category::kParameters);
-  const RotaryTable table = rotary_table(10, 8, kTheta, at::kFloat);
-  constexpr std::int64_t kBytes = 2 * 10 * 4 * 4;
-  EXPECT_FALSE(table.cosine.requires_grad());
-  const memory::Snapshot after = memory::snapshot();
-  EXPECT_EQ(after[memory::Category::kOther] - before[memory::Category::kOther], kBytes);
-  EXPECT_EQ(after.total - before.total, kBytes);
 }
 
 TEST(Attention, GroupedHeadsAreThoseOfThePlainForm) {

@@ -156,20 +156,6 @@ TEST(Llama, IsThePlainOneWithItsGradientsAlsoWithCheckpointedLayers) {
   }
 }
 
-TEST(Llama, ClassifierReadsTheLastTokenThatIsNotPadding) {
-  LlamaPair pair(small(/*classes=*/3));
-  // What padding holds does not matter, to the last bit.
-  data::Batch other = reviews();
-  other.inputs[1].narrow(0, 2, 3).fill_(7);
-  other.inputs[2].narrow(0, 1, 4).fill_(10);
-  EXPECT_TRUE(identical(pair.model.predict(other.inputs, other.lengths),
-                        pair.model.predict(reviews().inputs, reviews().lengths)));
-  // The last token does.
-  other.inputs[1][1] = 8;
-  EXPECT_FALSE(close_to(pair.model.predict(other.inputs, other.lengths),
-                        pair.model.predict(reviews().inputs, reviews().lengths), 1e-4));
-}
-
 TEST(Llama, ClassifierWithoutLengthsReadsTheLastTokenOfAll) {
   LlamaPair pair(small(/*classes=*/3));
   data::Batch batch = reviews(), whole = reviews();
@@ -178,15 +164,6 @@ TEST(Llama, ClassifierWithoutLengthsReadsTheLastTokenOfAll) {
   EXPECT_TRUE(identical(pair.model.predict(batch.inputs, batch.lengths),
                         pair.model.predict(whole.inputs, whole.lengths)));
   pair.expect_same(batch);
-}
-
-TEST(Llama, NoTokenSeesTheFuture) {
-  LlamaPair pair(small());
-  data::Batch batch = text();
-  const at::Tensor before = pair.model.predict(batch.inputs, batch.lengths).narrow(1, 0, 3).clone();
-  batch.inputs = batch.inputs.clone();
-  batch.inputs.narrow(1, 3, 2).fill_(0);
-  EXPECT_TRUE(identical(pair.model.predict(batch.inputs, batch.lengths).narrow(1, 0, 3), before));
 }
 
 // A rank may have no sample in a step.

@@ -7,7 +7,6 @@
 
 #include <cmath>
 
-#include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -125,20 +124,6 @@ TEST(FusedAdamW, GroupsHaveSettingsOfTheirOwn) {
   const at::Tensor before = fast.detach().clone();
   step();
   EXPECT_TRUE(at::equal(fast, before));
-}
-
-TEST(FusedAdamW, ChargesExactlyTwoMomentsAndForgetsWhatIsNarrowedAway) {
-  using memory::Category;
-  const at::Tensor mine = parameter(at::ones({100}));
-  const at::Tensor yours = parameter(at::ones({50}));
-  const std::int64_t before = memory::snapshot()[Category::kOptimizer];
-  const auto optimizer = adamw()({mine, yours});
-  mine.mutable_grad() = at::ones({100});
-  yours.mutable_grad() = at::ones({50});
-  optimizer->step();
-  EXPECT_EQ(memory::snapshot()[Category::kOptimizer] - before, 2 * 4 * 150);
-  optimizer->narrow([&](const at::Tensor& p) { return p.is_same(mine); });
-  EXPECT_EQ(memory::snapshot()[Category::kOptimizer] - before, 2 * 4 * 100);
 }
 
 TEST(Norm, OfSquaresAndItsCoefficient) {

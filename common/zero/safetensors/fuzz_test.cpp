@@ -17,24 +17,10 @@ constexpr std::uint32_t kSeed = 20250823;
 constexpr int kFiles = 20'000;
 
 // Damages of the kinds that disks, downloads and people do.
-class Damage {
- public:
-  explicit Damage(std::uint32_t seed) : random_(seed) {}
-
-  std::string to(std::string bytes) {
-    const int times = 1 + below(4);
-    for (int i = 0; i < times && !bytes.empty(); ++i) once(bytes);
-    return bytes;
-  }
-
- private:
-  int below(std::size_t count) {
-    return static_cast<int>(random_() % static_cast<std::uint32_t>(count));
-  }
-
-  void once(std::string& bytes) {
-    static const std::string kTokens = "0123456789[]{},:\"-.eE \\";
-    const auto at = static_cast<std::size_t>(below(bytes.size()));
+std::string damaged(std::string bytes, std::mt19937& random) {
+  const auto below = [&](std::size_t count) { return random() % count; };
+  for (std::size_t times = 1 + below(4); times > 0 && !bytes.empty(); --times) {
+    const std::size_t at = below(bytes.size()), digit = bytes.find_first_of("0123456789", at);
     switch (below(7)) {
       case 0:  // any byte
         bytes[at] = static_cast<char>(below(256));
@@ -43,31 +29,23 @@ class Damage {
         bytes[at] = static_cast<char>(bytes[at] ^ (1 << below(8)));
         break;
       case 2:  // another JSON character
-        bytes[at] = kTokens[static_cast<std::size_t>(below(kTokens.size()))];
+        bytes[at] = "0123456789[]{},:\"-.eE \\"[below(23)];
         break;
       case 3:  // a digit where a digit was: the JSON stays valid, the numbers lie
-        replace_a_digit(bytes);
+        if (digit != std::string::npos) bytes[digit] = static_cast<char>('0' + below(10));
         break;
       case 4:  // cut short
         bytes.resize(at);
         break;
       case 5:  // a piece missing
-        bytes.erase(at, static_cast<std::size_t>(1 + below(9)));
+        bytes.erase(at, 1 + below(9));
         break;
       default:  // a piece twice
-        bytes.insert(at, bytes.substr(at, static_cast<std::size_t>(1 + below(9))));
+        bytes.insert(at, bytes.substr(at, 1 + below(9)));
     }
   }
-
-  void replace_a_digit(std::string& bytes) {
-    const std::size_t from = bytes.find('{') == std::string::npos ? 0 : bytes.find('{');
-    const auto start = from + static_cast<std::size_t>(below(bytes.size() - from));
-    const std::size_t digit = bytes.find_first_of("0123456789", start);
-    if (digit != std::string::npos) bytes[digit] = static_cast<char>('0' + below(10));
-  }
-
-  std::mt19937 random_;
-};
+  return bytes;
+}
 
 // Damages the file `name` of the folder again and again, and reads it; how often it was refused, by
 // errors that have `said` in them.
@@ -76,12 +54,12 @@ int times_refused(const TestFolder& folder, const std::string& name, const std::
   SCOPED_TRACE("seed " + std::to_string(kSeed));
   const std::string valid = testing::read_bytes(folder / name);
   EXPECT_FALSE(valid.empty());
-  Damage damage(kSeed);
+  std::mt19937 random(kSeed);
   int refused = 0;
   for (int i = 0; i < kFiles; ++i) {
     // Some file systems bring a file to the disk when it is overwritten, but not when it is new.
     std::filesystem::remove(folder / name);
-    folder.write(name, damage.to(valid));
+    folder.write(name, damaged(valid, random));
     try {
       read();
     } catch (const Error& error) {

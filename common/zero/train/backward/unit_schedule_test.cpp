@@ -96,41 +96,6 @@ TEST(UnitSchedule, ReducesAUnitInItsTurn) {
   EXPECT_THAT(schedule.rest(), ElementsAre("reduce 1", "reduce 0"));
 }
 
-TEST(UnitSchedule, ReducesAUnitAroundOthersWhenItIsOver) {
-  Recorded schedule;
-  schedule.used_once();
-  schedule.backward({0, 1, 2});
-  schedule->gradient_ready(1);
-  EXPECT_THAT(schedule.events(), IsEmpty());
-  schedule->enter_backward(4);
-  // Those before it in the order are still to come.
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 2", "drop 1"));
-  schedule->gradient_ready(4);
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
-  EXPECT_THAT(schedule.rest(), ElementsAre("reduce 3", "reduce 2", "reduce 1", "reduce 0"));
-}
-
-TEST(UnitSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
-  for (const bool in_a_row : {false, true}) {
-    Recorded schedule;
-    schedule.forward({0, 1, 2, 3, 4, 4});
-    EXPECT_EQ(schedule->uses(4), 2);
-    EXPECT_EQ(schedule->uses(3), 1);
-    schedule.backward(in_a_row ? Order{0, 4} : Order{0, 4, 3});
-    if (!in_a_row) {
-      schedule->gradient_ready(3);
-      EXPECT_THAT(schedule.events(), ElementsAre("drop 3")) << "one use of 4 is over, not all";
-    }
-    schedule->enter_backward(4);
-    schedule.events();
-    schedule->gradient_ready(4);
-    const std::vector<std::string> went = schedule.events();
-    ASSERT_GE(went.size(), 2U);
-    EXPECT_EQ(went[0], "drop 4");
-    EXPECT_EQ(went[1], "reduce 4");
-  }
-}
-
 TEST(UnitSchedule, KeepsTheUsesOfAStepThroughAnEvaluation) {
   Recorded schedule;
   schedule.forward({0, 4, 4});
@@ -158,36 +123,6 @@ TEST(UnitSchedule, CountsUsesOutsideOfAForwardPass) {
   schedule.backward({4, 3});
   EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
   EXPECT_EQ(schedule->uses(4), 1) << "not in a forward pass";
-}
-
-// A part under activation checkpointing runs forward again inside backward, and its gradients are
-// announced when its own backward is over.
-TEST(UnitSchedule, EndsNoUnitInsideACheckpointedPart) {
-  Recorded schedule;
-  schedule.used_once();
-  schedule.backward({0});
-  schedule.run(4, Gather::kAgain);
-  {
-    const nn::SuppressGradientHooks silent;
-    schedule->enter_backward(4);
-    schedule->enter_backward(2);
-  }
-  EXPECT_THAT(schedule.events(), IsEmpty());
-  schedule->enter_forward(3, Gather::kAgain);
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 2", "drop 4", "reduce 4"));
-  EXPECT_EQ(schedule->uses(4), 1) << "to run again is no use";
-}
-
-TEST(UnitSchedule, KeepsForTheEndWhatIsHeld) {
-  Recorded schedule;
-  schedule->hold(4);
-  schedule.used_once();
-  schedule.backward({0, 4});
-  schedule->gradient_ready(4);
-  schedule->enter_backward(3);
-  schedule->gradient_ready(3);
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 3"));
-  EXPECT_EQ(schedule.rest().front(), "reduce 4");
 }
 
 TEST(UnitSchedule, KeepsParametersBesideFrozenOnesUntilTheUnitIsOver) {
@@ -255,16 +190,6 @@ TEST(UnitSchedule, HasOneOrderWhateverTheOrderOfArrival) {
       EXPECT_EQ(went, all);
     }
   }
-}
-
-TEST(UnitSchedule, ReducesNothingWhileMicroBatchesAddUp) {
-  Recorded schedule;
-  schedule.used_once();
-  schedule->begin_backward(/*reduces=*/false);
-  schedule->enter_backward(4);
-  schedule->gradient_ready(4);
-  EXPECT_THAT(schedule.events(), ElementsAre("drop 4"));
-  EXPECT_THAT(schedule.rest(), IsEmpty());
 }
 
 TEST(UnitSchedule, RefusesAGradientThatCameTooLate) {
