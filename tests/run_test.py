@@ -79,23 +79,19 @@ class Script(unittest.TestCase):
 class Paths(Script):
     def test_of_the_ladder_are_the_users(self):
         self.expect("ladder", ["--json", "a.json", "--data", "b.txt", "c/*.txt", "--steps", "3", "--trace=d/e.json",
-                               "--weights", "../f", "--save", "g", "--memory-timeline", "h", "--checkpoint", "i", "--resume=j",
+                               "--weights", "../f", "--save", "g", "--checkpoint", "i", "--resume=j",
                                "--checkpoint-every", "2"],
                     ["--json", "HERE/a.json", "--data", "HERE/b.txt", "HERE/c/*.txt", "--steps", "3",
-                     "--trace=HERE/d/e.json", "--weights", "HERE/../f", "--save", "HERE/g", "--memory-timeline", "HERE/h",
+                     "--trace=HERE/d/e.json", "--weights", "HERE/../f", "--save", "HERE/g",
                      "--checkpoint", "HERE/i", "--resume=HERE/j", "--checkpoint-every", "2"])
 
-    def test_of_configurations_in_modes_are_the_users(self):
-        self.expect("ladder", ["--modes", "ddp,engine3:config=a.json:lookahead=2,engine2:deepspeed=b.json"],
-                    ["--modes", "ddp,engine3:config=HERE/a.json:lookahead=2,engine2:deepspeed=HERE/b.json"])
-        self.expect("ladder", ["--offload", "states", "--steps", "3"], ["--offload", "HERE/states", "--steps", "3"])
-        self.expect("ladder", ["--offload", "--steps", "3"], ["--offload", "--steps", "3"])
-        self.expect("ladder", ["--modes", "engine3:config=a.json:offload=none,engine1:offload=states:stage=1,engine2:offload=host"],
-                    ["--modes", "engine3:config=HERE/a.json:offload=none,engine1:offload=HERE/states:stage=1,engine2:offload=host"])
+    def test_of_folders_in_modes_are_the_users(self):
+        self.expect("ladder", ["--modes", "engine3:offload=none,engine1:offload=states:stage=1,engine2:offload=host"],
+                    ["--modes", "engine3:offload=none,engine1:offload=HERE/states:stage=1,engine2:offload=host"])
         self.expect("ladder", ["--modes", "engine3:offload=none:offload_parameters=p"],
                     ["--modes", "engine3:offload=none:offload_parameters=HERE/p"])
-        self.expect("ladder", ["--modes=engine3:config=/a.json,engine3:config=b.json"],
-                    ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
+        self.expect("ladder", ["--modes=engine3:offload=/a,engine3:offload=b"],
+                    ["--modes=engine3:offload=/a,engine3:offload=HERE/b"])
 
     def test_of_other_programs_are_the_users(self):
         self.expect("plan", ["--memory", "24GB"], ["--memory", "24GB"])
@@ -116,7 +112,7 @@ class Paths(Script):
                     ["--json", "/a", "--save", "", "--model", "tiny"])
 
     def test_in_the_repository_stay(self):
-        words = ["--json", "a.json", "--modes", "engine3:config=b.json"]
+        words = ["--json", "a.json", "--modes", "engine3:offload=b"]
         self.assertEqual(self.lines("ladder", *words, folder=self.repository), [str(self.repository), *words])
 
 

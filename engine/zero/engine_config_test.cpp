@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
-#include <sys/stat.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/test_folder.hpp>
 #include <tools/ladder/registry.hpp>
 #include <zero/base/keys.hpp>
 #include <zero/engine_config.hpp>
@@ -47,24 +45,10 @@ TEST(ModeOptions, OfACommandLine) {
       {"bucket_mib=", "bucket_mib is \"\""},
       {"stage=3", "mode engine2 was asked for"},
       {"clip_norm=1", "unknown key 'clip_norm'"},
-      {"config=/not/there", "'/not/there': cannot be opened"},
-      {"config=/tmp", "'/tmp': is not a regular file"},
       {"lookahead=1:lookahead=2", "'2' is the second value of lookahead"}};
   for (const auto& row : rows) {
     expect_error([&] { options_of(std::string("engine2:") + row.first); }, {row.second});
   }
-  // As <(command) and /dev/stdin are.
-  const testing::TestFolder folder;
-  const std::string pipe = folder / "pipe";
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  for (const char* key : {"engine2:config=", "engine2:deepspeed="}) {
-    expect_error(
-        [&] { options_of(key + pipe); },
-        {"pipe': is not a regular file but a pipe or a device, which may be read only once",
-         "write its contents to a file, and give that"});
-  }
-  EXPECT_THAT(testing::error_of([] { options_of("engine2:deepspeed=/not/there"); }),
-              ::testing::StartsWith("the engine configuration"));
 }
 
 TEST(ModeOptions, AKeyThatIsThereTwiceIsAnError) {
@@ -82,31 +66,6 @@ TEST(ModeOptions, VariantsStandForOptions) {
   EXPECT_EQ(options_of("engine3").lookahead, 1);
   EXPECT_EQ(options_of("engine3:on_demand").lookahead, 0);
   expect_error([] { options_of("engine2:on_demand"); }, {"unknown mode 'engine2:on_demand'"});
-}
-
-TEST(ModeOptions, OfACommandLineBeginWithAFile) {
-  const testing::TestFolder folder;
-  const auto file = [&](const std::string& name, const std::string& json) {
-    return folder.write(name, json).string();
-  };
-  const std::string ours =
-      ":config=" + file("engine.json", R"({"stage": 3, "lookahead": 4, "bucket_mib": 5})");
-  const EngineConfig options = options_of("engine3" + ours + ":lookahead=2");
-  EXPECT_EQ(options.bucket_bytes, 5 << 20);
-  EXPECT_EQ(options.lookahead, 2);
-  expect_error([&] { options_of("engine2" + ours); }, {"mode engine2 was asked for"});
-  const std::string deepspeed =
-      ":deepspeed=" +
-      file("ds.json", R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}})");
-  EXPECT_EQ(options_of("engine2" + deepspeed).bucket_bytes, 4000);
-  const std::string clips =
-      file("clips.json", R"({"zero_optimization": {"stage": 2}, "gradient_clipping": 1})");
-  expect_error([&] { options_of("engine2:deepspeed=" + clips); }, {"unknown key 'clip_norm'"});
-  const std::string adds =
-      file("adds.json", R"({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4})");
-  expect_error([&] { options_of("engine2:deepspeed=" + adds); },
-               {"unknown key 'accumulation_steps'"});
-  expect_error([&] { options_of("engine3" + deepspeed); }, {"mode engine3 was asked for"});
 }
 
 TEST(EngineConfig, ReadsEveryKey) {
@@ -130,19 +89,6 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
   EXPECT_EQ(config.loss_scale.initial, 1024);
-}
-
-TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
-  const EngineConfig config = engine_config("{}");
-  EXPECT_EQ(config.stage, 3);
-  EXPECT_EQ(config.bucket_bytes, 25 << 20);
-  EXPECT_EQ(config.in_flight_bytes, 50 << 20);
-  EXPECT_EQ(config.lookahead, 1);
-  EXPECT_TRUE(config.keep_buffers);
-  EXPECT_FALSE(config.defer_parameter_gather);
-  EXPECT_EQ(config.on_nonfinite_gradient, train::OnNonfiniteGradient::kError);
-  EXPECT_EQ(config.accumulation_steps, 1);
-  EXPECT_FALSE(config.reduce_each_micro_batch);
 }
 
 TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
@@ -277,7 +223,7 @@ TEST(EngineConfig, KeepsOptimizerStatesElsewhere) {
                  {"offload_parameters cannot be with a shard_size or a part of ZeRO++"});
   }
   expect_error([] { options_of("engine1:offload=/a:b"); },
-               {"'b' is no setting of a mode", "no colon in the value", "config=FILE"});
+               {"'b' is no setting of a mode", "no colon in the value"});
   expect_error([] { engine_config(R"({"offload": true})"); }, {"offload is true", "a folder"});
   expect_error([] { engine_config(R"({"offload": ""})"); }, {"offload is \"\"", "a folder"});
 }

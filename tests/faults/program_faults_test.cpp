@@ -67,8 +67,6 @@ TEST(RanksDiffer, InWhatIsSavedOrRecorded) {
   const TestFolder folder;
   const std::string place = (folder / "place").string();
   expect_both_refuse({"--save", place}, {}, "rank 0 has --save true, rank 1 has --save false");
-  expect_both_refuse({}, {"--memory-timeline", place},
-                     "rank 0 has --memory-timeline false, rank 1 has --memory-timeline true");
   expect_both_refuse({"--trace", place}, {}, "rank 0 has --trace true, rank 1 has --trace false");
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }

@@ -9,11 +9,10 @@
 /// Files of the repository, and helpers of the tests that read data.
 namespace zero::testing {
 
-/// Folders of the source tree: the fixtures of tools/ladder/data, and prepare.py.
+/// Folders of the source tree: its top, and that of prepare.py.
 inline std::filesystem::path repository() {
   return std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
 }
-inline std::filesystem::path fixtures() { return repository() / "tools/ladder/data/fixtures"; }
 inline std::filesystem::path data_tools() { return repository() / "tools/data"; }
 
 /// Whether `text` has `part` in it, and `part` says something.

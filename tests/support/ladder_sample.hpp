@@ -67,7 +67,6 @@ inline tools::Json ladder_sample() {
                            {"peak_states_mib", total + 100},
                            {"resident_growth_mib", peak + 64},
                            {"high_water_mib", 512},
-                           {"page_faults", 1500},
                            {"sent_gradient_bytes", sent_gradients},
                            {"sent_parameter_bytes", sent_parameters},
                            {"sent_control_bytes", 1024},

@@ -39,9 +39,6 @@ inline constexpr const char* kTokenizer = R"({
               "bread": 7, "very": 8, "tea": 9}}
 })";
 
-inline constexpr const char* kReviewsCsv =
-    "label,text\n4,very good soup and tea\n0,bad bread\n2,soup\n";
-
 /// Runs prepare.py, as a user would, in a folder of its own.
 class Prepare : public ::testing::Test {
  protected:
@@ -72,11 +69,7 @@ class Prepare : public ::testing::Test {
     return ended.code == 0 ? "" : fmt::format("exit code {}: {}", ended.code, said_);
   }
 
-  /// The same for reviews or text as bytes, to r.tokens or t.tokens; `inputs` as words.
-  std::string prepare_reviews(const std::string& inputs, const std::string& more = "") {
-    return prepare(
-        fmt::format("reviews --bytes --input {} --output {} {}", inputs, path("r.tokens"), more));
-  }
+  /// The same for text as bytes, to t.tokens; `inputs` as words.
   std::string prepare_text(const std::string& inputs, const std::string& more = "") {
     return prepare(
         fmt::format("text --bytes --input {} --output {} {}", inputs, path("t.tokens"), more));
@@ -100,7 +93,6 @@ class PrepareWithTokenizers : public Prepare {
       GTEST_SKIP() << "NOT TESTED: prepare.py --tokenizer (see above how to enable it)";
     }
     folder_.write("tokenizer.json", kTokenizer);
-    folder_.write("r.csv", kReviewsCsv);
   }
 };
 

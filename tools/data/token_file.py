@@ -1,4 +1,4 @@
-"""Writes token files, which zero::data::TokenFile reads: safetensors files.
+"""Writes token files, which zero::data::read_token_file() reads: safetensors files.
 
 docs/token-files.md has their tensors and metadata; the C++ side is tools/ladder/data/token_file.hpp.
 """
@@ -7,10 +7,9 @@ import array
 import hashlib
 import json
 import os
-import sys
 
-# Array's type codes have 1, 2, 4 and 8 bytes on every system that CPython runs on today.
-DTYPES = {"B": "U8", "H": "U16", "i": "I32", "q": "I64"}
+# Array's type codes have 1, 2 and 4 bytes on every system that CPython runs on today.
+DTYPES = {"B": "U8", "H": "U16", "i": "I32"}
 
 
 def id_array(vocabulary):
@@ -18,63 +17,28 @@ def id_array(vocabulary):
     return array.array("B" if vocabulary <= 1 << 8 else "H" if vocabulary <= 1 << 16 else "i")
 
 
-def _little_endian(numbers):
-    if sys.byteorder == "big":
-        numbers = numbers[:]
-        numbers.byteswap()
-    return memoryview(numbers).cast("B")
+def write_stream(path, tokenizer, ids):
+    """Writes one run of tokens, beside `path` and renamed, so that a half-written file never has the name.
 
-
-def _write(path, tokenizer, tensors, **more):
-    """Writes beside `path` and renames, so that a half-written file never has the name."""
+    `tokenizer` has `vocabulary` (a number) and `fingerprint` (32 bytes); `ids` is an id_array().
+    """
     metadata = {"format": "zero tokens", "tokenizer": tokenizer.fingerprint.hex(),
-                "vocabulary": str(tokenizer.vocabulary), **more}
-    lines = [f"{key}={value}\n" for key, value in sorted(metadata.items())]
-    checksum = hashlib.sha256("".join(lines).encode())
-    entries, end = {}, 0
-    for name, numbers in tensors.items():
-        begin, end = end, end + len(numbers) * numbers.itemsize
-        entries[name] = {"dtype": DTYPES[numbers.typecode], "shape": [len(numbers)],
-                         "data_offsets": [begin, end]}
-        checksum.update(_little_endian(numbers))
-    metadata["sha256"] = checksum.hexdigest()
-    header = json.dumps({"__metadata__": dict(sorted(metadata.items())), **entries},
-                        separators=(",", ":")).encode()
+                "vocabulary": str(tokenizer.vocabulary)}
+    content = memoryview(ids).cast("B")  # little endian, as the machines that this runs on
+    checksum = hashlib.sha256("".join(f"{key}={value}\n" for key, value in metadata.items()).encode())
+    checksum.update(content)
+    entry = {"dtype": DTYPES[ids.typecode], "shape": [len(ids)], "data_offsets": [0, len(content)]}
+    header = json.dumps({"__metadata__": {"format": metadata["format"], "sha256": checksum.hexdigest(), **metadata},
+                         "ids": entry}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # so that numbers are aligned
     partial = f"{path}.{os.getpid()}.partial"
     try:
         with open(partial, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            for numbers in tensors.values():
-                file.write(_little_endian(numbers))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
             os.remove(partial)
-
-
-def write_stream(path, tokenizer, ids):
-    """Writes one run of tokens.
-
-    `tokenizer` has `vocabulary` (a number) and `fingerprint` (32 bytes); `ids` is an id_array().
-    """
-    _write(path, tokenizer, {"ids": ids})
-
-
-def write_records(path, tokenizer, records, classes):
-    """Writes labelled texts: `records` is a list of (label, id_array()), none of them empty.
-
-    `tokenizer.pad_id` is an id, or None where the tokenizer has none.
-    """
-    offsets = array.array("q", [0])
-    labels = array.array("q")
-    ids = id_array(tokenizer.vocabulary)
-    for label, tokens in records:
-        ids.extend(tokens)
-        offsets.append(len(ids))
-        labels.append(label)
-    pad = {} if tokenizer.pad_id is None else {"pad_id": str(tokenizer.pad_id)}
-    _write(path, tokenizer, {"offsets": offsets, "labels": labels, "ids": ids},
-           classes=str(classes), **pad)

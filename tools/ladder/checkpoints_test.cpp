@@ -4,14 +4,11 @@
 #include <sys/prctl.h>
 
 #include <chrono>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include <tests/support/bad_input.hpp>
 #include <tests/support/ladder_program.hpp>
 #include <tests/support/program.hpp>
-#include <zero/base/error.hpp>
-#include <zero/base/sha256.hpp>
 #include <zero/io/checkpoint.hpp>
 
 namespace zero::ladder {
@@ -19,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::TestFolder;
 
 const std::string kOfAnyLength = "--model tiny --no-compute-alone --timeout 30 ";
@@ -81,16 +77,15 @@ TEST(Resume, ARunThatWasKilledEndsWithTheWeightsOfOneThatWasNot) {
   EXPECT_EQ(steps_kept(folder / "run"), steps + 3);
 }
 
-TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
+TEST(Resume, SaysWhereItGoesOn) {
   const TestFolder folder;
   figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));
-  const std::string said = testing::succeed(folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " +
+  const std::string said = testing::succeed(folder, kTiny + "--steps 3 --modes zero3 " +
                                                         folder_option("--resume", folder))
                                .said;
   EXPECT_THAT(said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
   EXPECT_THAT(said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
                               ", saved by zero1 on 2 ranks"));
-  EXPECT_THAT(said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
   EXPECT_THAT(said, HasSubstr("zero3  3/3")) << "the steps before it count";
 }
 
@@ -103,10 +98,9 @@ class RefusedRun : public ::testing::Test {
   }
 
   void expect_refused(const std::string& arguments, const std::string& message, int seq_len = 16) {
-    const std::string said = testing::expect_refused(
+    testing::expect_refused(
         folder_, fmt::format("{}--seq-len {} --modes zero1 {}", kOfAnyLength, seq_len, arguments),
         {message}, ::testing::AnyOf(1, 2));
-    EXPECT_THAT(said, Not(HasSubstr("rank 0"))) << "found out too late, by a rank";
   }
 
   TestFolder folder_;
@@ -115,11 +109,9 @@ class RefusedRun : public ::testing::Test {
 };
 
 TEST_F(RefusedRun, WithOtherBatchesOrNoneLeft) {
-  expect_refused(resume_ + "--steps 4 --batch 2",
-                 "takes 2 samples a step over all ranks, this one 4: take ranks, --batch and");
-  expect_refused(resume_ + "--steps 4 --nproc 1", "this one 1: take ranks");
-  expect_refused(resume_ + "--steps 4 --seed 7", "take --seed 42");
-  expect_refused(resume_ + "--steps 4", "take the same --data and --seq-len", /*seq_len=*/32);
+  expect_refused(resume_ + "--steps 4 --batch 2", "saved position is of seed 42");
+  expect_refused(resume_ + "--steps 4 --seed 7", "this run has seed 7");
+  expect_refused(resume_ + "--steps 4", "saved position is of seed 42", /*seq_len=*/32);
   expect_refused(resume_ + "--steps 2", "it is of step 2");
   // As many samples, and others.
   std::string text;
@@ -130,23 +122,6 @@ TEST_F(RefusedRun, WithOtherBatchesOrNoneLeft) {
                        folder_option("--checkpoint", folder_, "of_one"));
   expect_refused("--steps 4 --data '" + two + "' " + folder_option("--resume", folder_, "of_one"),
                  "its run was trained on other data");
-}
-
-TEST_F(RefusedRun, FromACheckpointThatTheLadderDidNotWrite) {
-  const std::string whole = testing::read_bytes(folder_ / "run/checkpoint.json");
-  const auto expect_refused_after = [&](const std::function<void(json&)>& change,
-                                        const std::string& message) {
-    json record = json::parse(whole);
-    record.erase("sha256 of the rest");
-    change(record);
-    record["sha256 of the rest"] = base::Sha256().add(record.dump(1) + "\n").hex();
-    folder_.write("run/checkpoint.json", record.dump(1) + "\n");
-    expect_refused(resume_ + "--steps 4", message);
-  };
-  expect_refused_after([](json& m) { m["run"]["sampler"]["step"] = 4; },
-                       "it does not say where the data stood");
-  expect_refused_after([](json& m) { m["run"]["sampler"] = nullptr; },
-                       "it does not say where the data stood");
 }
 
 TEST_F(RefusedRun, WithFoldersOrOptionsThatDoNotFit) {

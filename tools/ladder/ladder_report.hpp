@@ -41,7 +41,6 @@
 ///   peak_states_mib                      of parameters, gradients and optimizer states together
 ///   resident_growth_mib                  of the process's resident set over the run
 ///   high_water_mib                       its largest from the start to the end of training
-///   page_faults    of a step, the median
 ///   sent_gradient_bytes, sent_parameter_bytes, sent_control_bytes
 ///                  by a rank in a step: on the data axis, but control in all; sent_bytes: the sum
 ///   sent_data_bytes, sent_pipeline_bytes, sent_tensor_bytes
@@ -52,8 +51,6 @@
 ///   step_seconds, forward_seconds, backward_seconds, communication_seconds, optimizer_seconds
 ///                  medians; communication is the time spent waiting for collectives, which the
 ///                  other phases exclude
-///   disk_bytes     of optimizer states that a step reads and writes; only if they are on a disk
-///   disk_seconds   for these alone, by all ranks at once, after the last step
 ///   in_flight_seconds                    something was started and not yet waited for to the end
 namespace zero::ladder {
 
@@ -94,11 +91,6 @@ bool has_mesh(const tools::Json& report);
 std::string ranks_text(const tools::Json& report);
 /// What a rank has in a step: "2 micro-batches of 1 x 128 tokens a rank", "1 x 128 tokens a rank".
 std::string batch_text(const tools::Json& report);
-
-/// What a step of a mode with optimizer states on a disk reads and writes, what it could not be
-/// faster than, and how near it comes: max(a step without communication, the disk alone) / the
-/// step.
-std::string disk_text(const tools::Json& report, const tools::Json& mode);
 
 /// The number under `key`; not a number if it is null.
 double number_in(const tools::Json& row, const std::string& key);

@@ -138,17 +138,6 @@ TEST(LadderVerdict, NamesTheFault) {
          "zero3: losses differ from ddp's");
 }
 
-TEST(LadderVerdict, AllowsOneRankToHaveOneBatch) {
-  const Json report = sample([](Json& one) {
-    one["world_size"] = 1;
-    for (Json& mode : one["modes"]) {
-      mode["ranks"].erase(1);
-      mode["batches_differed"] = mode["gradients_differed"] = false;
-    }
-  });
-  EXPECT_THAT(verdict(report), IsEmpty());
-}
-
 TEST(LadderVerdict, ToleratesWhatTheContractAllows) {
   EXPECT_THAT(verdict(sample_modes([](Json& modes) { scale_formula(modes[1], 1 / 1.00099); })),
               IsEmpty());
@@ -214,20 +203,6 @@ TEST(LadderTables, FitATerminal) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   expect_lines_of_at_most(100, text);
-}
-
-TEST(LadderTables, ShowWhatWasWaitedForBesideWhatWasUnderWay) {
-  std::istringstream lines(to_text(testing::ladder_sample(), /*wide=*/true));
-  std::string line;
-  while (std::getline(lines, line) && line.find("in flight") == std::string::npos) {
-  }
-  const std::size_t in_flight = line.find("in flight") + 9, exposed = line.find("exposed") + 7;
-  ASSERT_LT(exposed, line.size());
-  std::getline(lines, line);  // units
-  std::getline(lines, line);  // a rule
-  std::getline(lines, line);
-  EXPECT_EQ(line.substr(in_flight - 6, 6), " 2.750") << line;
-  EXPECT_EQ(line.substr(exposed - 6, 6), " 1.250") << line;
 }
 
 TEST(LadderTables, ShowTheAxesOfAMesh) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include <tools/support/table.hpp>
 #include <zero/base/names.hpp>
@@ -219,20 +218,6 @@ std::string batch_text(const Json& report) {
                      micro_batches == 1 ? "" : fmt::format("{} micro-batches of ", micro_batches),
                      report["batch_size"].get<std::int64_t>(),
                      report["sequence_length"].get<std::int64_t>());
-}
-
-std::string disk_text(const Json& report, const Json& mode) {
-  const double disk = number_in(mode, "disk_seconds_max"), step = number_in(mode, "step_seconds");
-  const double compute = number_in(report, "compute_seconds");
-  std::string text = fmt::format(
-      "{}: a step reads and writes {:.2f} MiB of a rank's optimizer states;\n"
-      "  the disk alone takes {:.3f} s for that",
-      mode["mode"].get<std::string>(), number_in(mode, "disk_bytes") / (1 << 20), disk);
-  if (!(compute > 0)) return text;
-  return text + fmt::format(
-                    ", a step without communication {:.3f} s; the longer is {:.0f} % of the step's "
-                    "{:.3f} s",
-                    compute, 100 * std::max(compute, disk) / step, step);
 }
 
 std::string to_text(const Json& report, bool wide) {

@@ -9,8 +9,6 @@
 #include <optional>
 #include <thread>
 
-#include <tools/plots/memory_timeline.hpp>
-#include <tools/support/fake_backend.hpp>
 #include <tools/support/json.hpp>
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
@@ -67,8 +65,7 @@ class Ranks {
   // row of the slowest rank, null if this process does not report.
   Json compute_alone() {
     Options options = options_;
-    options.pictures = {};
-    options.save = "";
+    options.trace = options.save = "";
     Json slowest;
     for (const Json& result : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
@@ -131,14 +128,18 @@ class Ranks {
 Json check_before_training(Options& options, bool reports) {
   const Samples samples = read_samples(options);
   options.data_fingerprint = samples.dataset->fingerprint();
-  const auto saved = check_checkpoints(options, samples);
+  const auto saved = check_checkpoints(options);
   Json report = report_head(options);
   report["steps"] = options.steps - (saved ? saved->step : 0);
   if (!reports) return report;
   fmt::print("{} as {} on {}, {} steps of {}\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", ranks_text(report),
              report["steps"].get<std::int64_t>(), batch_text(report));
-  if (saved) fmt::print("{}\n", describe(*saved, options));
+  if (saved) {
+    fmt::print("goes on after step {} of {}, saved by {} on {} rank{}\n", saved->step,
+               options.checkpoint.resume, saved->mode, saved->world_size,
+               saved->world_size == 1 ? "" : "s");
+  }
   if (!options.weights.empty()) {
     fmt::print("{}\n", ask_elsewhere([&] { return describe_weights(options); },
                                      "the weights could not be looked at"));
@@ -155,38 +156,32 @@ bool rounds(const Options& options, const std::string& mode) {
   return all_modes().rounds(mode) || (on_gpu && all_modes().config(mode).offload != "none");
 }
 
-// Adds a row for each mode to `report` if this process reports. The memory timelines of the modes.
-Json train_modes(const Options& options, Ranks& ranks, Json& report) {
-  Json timelines = Json::array();
+// Adds a row for each mode to `report` if this process reports.
+void train_modes(const Options& options, Ranks& ranks, Json& report) {
   for (const std::string& mode : options.modes) {
     Options one = options;
     if (&mode != &options.modes.back()) one.save = "";  // the last one is saved
     const Json results = ranks.run(mode, one);
     if (!ranks.reports()) continue;
     report["modes"].push_back(mode_row(mode, rounds(options, mode), results, options.mesh.cell()));
-    timelines.push_back(results.front().value("memory_timeline", Json()));
   }
-  return timelines;
 }
 
-// What no column of the tables has, and where files are.
-void print_rest(const Options& options, const Json& report) {
-  for (const Json& mode : report["modes"]) {
-    if (mode.value("disk_bytes", 0.0) > 0) fmt::print("{}\n", disk_text(report, mode));
-  }
+// Where files are.
+void print_files(const Options& options) {
   fmt::print("figures: {}\n", options.json);
   if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
   if (!options.checkpoint.folder.empty()) fmt::print("checkpoint: {}\n", options.checkpoint.folder);
-  if (!options.pictures.trace.empty()) {
+  if (!options.trace.empty()) {
     fmt::print("traces of the last step: {} and so on; open them in https://ui.perfetto.dev\n",
-               options.pictures.trace_file(options.modes.front(), /*rank=*/0));
+               options.trace_file(options.modes.front(), /*rank=*/0));
   }
   std::fflush(stdout);
 }
 
 // Before the run, not after it.
 void check_writable(const Options& o) {
-  for (const std::string& file : {o.json, o.pictures.memory_timeline, o.pictures.trace}) {
+  for (const std::string& file : {o.json, o.trace}) {
     if (!file.empty()) base::check_writable(file);
   }
   for (const std::string& folder : {o.save, o.checkpoint.folder}) {
@@ -211,19 +206,14 @@ int run(int argc, char** argv) {
     report["compute_alone"] = ranks.compute_alone();
     report["compute_seconds"] = report["compute_alone"]["step_seconds"];
   }
-  const Json timelines = train_modes(options, ranks, report);
+  train_modes(options, ranks, report);
   if (!ranks.reports()) return 0;
   derive(report);
   fmt::print("\n{}\n", to_text(report, options.wide));
   std::fflush(stdout);
   report["run"] = metadata;
   tools::write_json(options.json, report);
-  print_rest(options, report);
-  if (!options.pictures.memory_timeline.empty()) {
-    tools::write_json(options.pictures.memory_timeline,
-                      plots::memory_timeline(options.model_name(), options.world_size,
-                                             report["parameter_bytes"], timelines, metadata));
-  }
+  print_files(options);
   const std::vector<std::string> failures = verdict(report);
   for (const std::string& failure : failures) log_error("FAILED " + failure);
   return failures.empty() ? 0 : 1;

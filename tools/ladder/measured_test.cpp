@@ -1,6 +1,5 @@
-// What the ladder measures: peaks, the memory timeline, and bytes and bits in 2-byte types.
+// What the ladder measures: peaks, and bytes and bits in 2-byte types.
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include <tests/support/ladder_program.hpp>
@@ -17,30 +16,7 @@ using testing::figures_of;
 using testing::kQuick;
 using testing::TestFolder;
 
-double most(const json& mode, const char* category) {
-  double largest = 0;
-  for (const json& sample : mode.at("samples")) {
-    largest = std::max(largest, sample.value(category, 0.0));
-  }
-  return largest;
-}
-
-TEST(MemoryTimeline, ShowsWhatEachStageStopsHolding) {
-  const TestFolder folder;
-  const std::string path = (folder / "memory_timeline.json").string();
-  figures_of(folder, kQuick + "--memory-timeline " + path);
-  const json modes = json::parse(testing::read_bytes(path)).at("modes");
-  ASSERT_EQ(modes.size(), 4U);
-  const json &ddp = modes[0], &zero1 = modes[1], &zero2 = modes[2], &zero3 = modes[3];
-  EXPECT_EQ(ddp.at("mode"), "ddp");
-  EXPECT_LT(most(zero1, "optimizer"), 0.6 * most(ddp, "optimizer"));
-  EXPECT_EQ(most(zero1, "gradients"), most(ddp, "gradients"));
-  EXPECT_LT(most(zero2, "gradients"), most(ddp, "gradients"));
-  EXPECT_EQ(most(zero2, "parameters"), most(ddp, "parameters"));
-  EXPECT_LT(most(zero3, "parameters"), most(ddp, "parameters"));
-}
-
-// The tests of chapters 02 to 04 have the bounds of each stage.
+// tests/peak_test.cpp has the bounds of each stage.
 TEST(Peaks, FallFromStageToStageAndStayWithinThePlanners) {
   const TestFolder folder;
   const json modes = figures_of(folder,

@@ -3,8 +3,6 @@
 
 #include <fstream>
 
-#include <tools/models/presets.hpp>
-#include <tools/plan/planner.hpp>
 #include <zero/base/error.hpp>
 
 #include "device.hpp"
@@ -33,36 +31,11 @@ double activation_bytes(const Options& options) {
          static_cast<double>(options.batch * options.sequence_length);
 }
 
-// "tensor_zero3:whole" is stage 3.
-plan::Stage stage_of(const std::string& mode) {
-  const char digit = mode.substr(0, mode.find(':')).back();
-  return digit >= '1' && digit <= '3' ? plan::kStages[digit - '0'] : plan::Stage::kDdp;
-}
-
-// Model states of the largest mode on one rank by itself, and parameters and gradients of the root
-// and of a layer, one of each on its way.
-double states_of_fake_rank(const Options& options) {
-  const MeshOptions& mesh = options.mesh;
-  const auto [part, frozen] = plan::part_of(plan::model_of(options.config(), options.model_name()),
-                                            {.tensor = mesh.tensor_ranks, .pipeline = mesh.stages},
-                                            options.fake.rank / mesh.tensor_ranks % mesh.stages);
-  const plan::Policy policy = options.mixed() ? plan::mixed() : plan::fp32();
-  std::int64_t states = 0;
-  for (const std::string& mode : options.modes) {
-    const std::int64_t group = mode.starts_with("hsdp") ? all_modes().config(mode).shard_size : 0;
-    const std::int64_t sharing = group > 0 ? group : std::max(1, options.data_ranks());
-    states = std::max(states,
-                      plan::model_states(part.parameters, policy, stage_of(mode), sharing).total());
-  }
-  const std::int64_t transient = 4 * (2 * part.root + 4 * part.largest_unit());
-  return static_cast<double>(states + frozen * policy.parameter + transient);
-}
-
-// What all ranks here together need at the peak of ddp, about; of a fake process group the one rank
-// that runs, at that of the largest mode.
+// What all ranks here together need at the peak of ddp, about. A rank of a fake process group needs
+// far less, and is not asked.
 double needed_bytes(const Options& options) {
+  if (options.fake.size > 0) return 0;
   const double besides = activation_bytes(options) + kProgramBytes;
-  if (options.fake.size > 0) return states_of_fake_rank(options) + besides;
   const nn::LlamaConfig config = options.config();
   // The first stage has a copy of the weight that the last one trains.
   const bool copies = options.mesh.stages > 1 && config.tied;
@@ -87,12 +60,9 @@ double available_bytes(const Options& options) {
 // "tiny on 2 ranks needs about 0.6 GiB and 0.5 GiB are free"
 std::string need_text(const Options& options, double available) {
   constexpr double kGib = 1 << 30;
-  const bool fake = options.fake.size > 0;
-  return fmt::format("{} {} {} needs about {:.1f} GiB and {:.1f} GiB are free",
-                     options.model_name(), fake ? "as rank" : "on",
-                     fake ? fmt::format("{} of {}", options.fake.rank, options.fake.size)
-                          : fmt::format("{} ranks", options.world_size),
-                     needed_bytes(options) / kGib, available / kGib);
+  return fmt::format("{} on {} ranks needs about {:.1f} GiB and {:.1f} GiB are free",
+                     options.model_name(), options.world_size, needed_bytes(options) / kGib,
+                     available / kGib);
 }
 
 }  // namespace
@@ -113,11 +83,8 @@ void choose_model(Options& options) {
     fmt::print("{}: trying the next smaller model\n", need_text(options, available));
   }
   throw Error(fmt::format(
-      "{}; take {}, a smaller --model ({}), a smaller --batch or a shorter --seq-len",
-      need_text(options, available),
-      options.fake.size > 0 ? "more ranks (of a group: --shard-size), --modes that shard more"
-                            : "fewer ranks",
-      fmt::join(tools::preset_names(), ", ")));
+      "{}; take fewer ranks, a smaller --model ({}), a smaller --batch or a shorter --seq-len",
+      need_text(options, available), fmt::join(nn::preset_names(), ", ")));
 }
 
 }  // namespace zero::ladder

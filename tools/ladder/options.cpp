@@ -13,6 +13,7 @@
 #include <tools/support/fake_backend.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 
 #include "device.hpp"
 
@@ -24,8 +25,13 @@ namespace fs = std::filesystem;
 // Only texts are kept for each rank of a fake process group; larger worlds serve no purpose.
 constexpr int kLargestFakeProcessGroup = 4096;
 
+// An empty text, from a shell variable that is not set, must not be ignored silently.
+std::string refuse_empty(const std::string& text) {
+  return text.empty() ? "needs a name or a value" : "";
+}
+
 CLI::Option* text(CLI::App& app, const char* name, std::string& value, const char* help) {
-  return app.add_option(name, value, help)->capture_default_str();
+  return app.add_option(name, value, help)->capture_default_str()->check(refuse_empty);
 }
 
 CLI::Option* choice(CLI::App& app, const char* name, std::string& value,
@@ -53,15 +59,13 @@ void add_model_options(CLI::App& app, Options& o) {
   choice(app, "--model", o.model, tools::preset_names(), "without it the largest that fits");
   text(app, "--weights", o.weights, "folder of save_pretrained: model and first values")
       ->excludes("--model");
-  app.add_option(
-      "--data", o.data,
-      "texts, or a token file of ./run data, which reviews need; without it this project's own");
-  number(app, "--lr", o.learning_rate, 0, 1e9, "learning rate");
-  choice(app, "--optimizer", o.optimizer, {"adamw", "muon"},
-         "muon: of hidden matrices, under modes that leave them whole (ddp, zero1 to zero3)");
+  app.add_option("--data", o.data,
+                 "texts, or a token file of ./run data; without it this project's own")
+      ->check(refuse_empty);
+  number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
-      ->check(tools::refuse_bad_seed);
+      ->check(CLI::NonNegativeNumber);
   text(app, "--dtype", o.dtype, "bf16 with fp32 master weights")
       ->check(refuse_fp16)
       ->check(CLI::IsMember({"fp32", "bf16"}));
@@ -76,7 +80,7 @@ void add_model_options(CLI::App& app, Options& o) {
 void add_run_options(CLI::App& app, Options& o) {
   number(app, "--nproc", o.world_size, 1, 64, "ranks");
   number(app, "--ranks-per-host", o.ranks_per_host, 1, kLargestFakeProcessGroup,
-         "ranks with consecutive numbers that count as a host, as for --shard-size host");
+         "ranks with consecutive numbers that count as a host, as groups of hsdp1 to hsdp3");
   text(app, "--link", o.link,
        "100mbit, 1gbit or 30MB/s: what leaves or enters a host goes no faster")
       ->needs("--ranks-per-host");
@@ -87,12 +91,6 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
       ->delimiter(',')
       ->capture_default_str();
-  text(app, "--offload", o.offload,
-       "one more row, engine3 with its optimizer states in this folder on a disk (without a folder "
-       "that of the system for temporary files)")
-      ->expected(0, 1);
-  text(app, "--shard-size", o.shard_size,
-       "ranks that share the model states under hsdp1 to hsdp3, or host; ddp becomes hddp");
   number(app, "--timeout", o.timeout_seconds, 0.1, 86400, "longest wait for a rank, in seconds");
   app.add_flag(
       "!--no-compute-alone", o.compute_alone,
@@ -116,9 +114,7 @@ void add_output_options(CLI::App& app, Options& o) {
   app.add_flag("--wide", o.wide, "print maxima, peaks, times, losses and digests too, 140 columns");
   text(app, "--json", o.json, "where the figures go; ./run draws them beside it");
   text(app, "--save", o.save, "folder for the model of the last mode, as transformers loads it");
-  text(app, "--memory-timeline", o.pictures.memory_timeline,
-       "JSON of what rank 0's allocator held along the last step; ./run draws it beside it");
-  text(app, "--trace", o.pictures.trace,
+  text(app, "--trace", o.trace,
        "Chrome traces of the last step: NAME.json gives NAME.MODE.rankR.json");
 }
 
@@ -132,13 +128,11 @@ void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
        "folder of a checkpoint to go on from; --steps counts from the start of the run");
 }
 
-// Refused with: a checkpoint or a saved model, which need the other ranks' shards; a memory
-// timeline, which is rank 0's.
+// Refused with a checkpoint or a saved model, which need the other ranks' shards.
 void add_fake_options(CLI::App& app, FakeOptions& o) {
   CLI::Option* fake = number(app, "--fake-process-group", o.size, 1, kLargestFakeProcessGroup,
                              "run one rank of a world of this many alone; nothing is sent");
-  for (const char* other :
-       {"--nproc", "--link", "--save", "--memory-timeline", "--checkpoint", "--resume"}) {
+  for (const char* other : {"--nproc", "--link", "--save", "--checkpoint", "--resume"}) {
     fake->excludes(other);
   }
   number(app, "--rank", o.rank, 0, kLargestFakeProcessGroup - 1, "which rank of it")->needs(fake);
@@ -154,79 +148,9 @@ void set_hosts(const Options& o) {
   dist::link_rate();  // throws for what is no rate
 }
 
-// Makes "hsdp3:shard_size=4" of hsdp3 and "hddp:shard_size=4" of ddp. Other modes add the gradients
-// of all ranks at once, with other bits.
-void add_shard_size(Options& o) {
-  if (o.shard_size.empty()) return;
-  for (std::string& mode : o.modes) {
-    if (mode != "ddp" && mode != "hddp" && !mode.starts_with("hsdp")) {
-      throw Error("--shard-size is for ddp, hsdp1, hsdp2 and hsdp3, and not for mode " + mode);
-    }
-    mode = (mode == "ddp" ? "hddp" : mode) + ":shard_size=" + o.shard_size;
-  }
-}
-
 void check_fake(const Options& o) {
   dist::connect_fake(o.fake.rank, o.fake.size, o.ranks_per_host);
   if (o.device != "cpu") throw Error("--fake-process-group runs on --device cpu only");
-}
-
-// Stages 0 to 2: ddp, zero1, tensor_zero2:flat, engine0 and so on.
-bool keeps_parameters_whole(const std::string& mode) {
-  const std::string name = mode.substr(0, mode.find(':'));
-  return name == "ddp" || name == "hddp" || (name.back() >= '0' && name.back() <= '2');
-}
-
-// What is wrong, and what would be right; empty if nothing is.
-std::string problem_of_pipeline(const Options& o) {
-  const nn::LlamaConfig config = o.config();
-  if (o.mesh.stages == 1) return "";
-  if (o.reviews()) return "a pipeline trains language models: leave out --task reviews or --pp";
-  if (o.mesh.stages > config.layers) {
-    return fmt::format("{} has {} layers: take at most as many stages", o.model_name(),
-                       config.layers);
-  }
-  for (const std::string& mode : o.modes) {
-    if (!config.tied || keeps_parameters_whole(mode)) continue;
-    return fmt::format(
-        "mode {} does not keep parameters whole, as a shared embedding needs: take ddp,zero1,zero2",
-        mode);
-  }
-  return "";
-}
-
-std::string problem_of_mesh(const Options& o) {
-  const int cell = o.mesh.cell(), tensor_ranks = o.mesh.tensor_ranks;
-  if (o.world_size % cell != 0) {
-    return fmt::format("there are {} ranks, which is no multiple of {}: take {} {}", o.world_size,
-                       cell, o.fake.size > 0 ? "--fake-process-group" : "--nproc",
-                       (o.world_size / cell + 1) * cell);
-  }
-  // Groups of ranks that share model states are cut out of the data axis. Without a mesh the ranks
-  // find out.
-  const int shard_size = std::atoi(o.shard_size.c_str());  // 0: host, or not given
-  if (cell > 1 && shard_size > 0 && o.data_ranks() % shard_size != 0) {
-    return fmt::format("--shard-size {} does not divide the {} ranks of the data axis", shard_size,
-                       o.data_ranks());
-  }
-  const bool sequence = o.mesh.sequence_parallel;
-  if (tensor_ranks == 1 && (sequence || o.mesh.partition_activations)) {
-    return fmt::format("one tensor rank has nothing to cut for {}: take --tp 2 or more",
-                       sequence ? "--sequence-parallel" : "--partition-activations");
-  }
-  if (sequence && o.reviews()) {
-    return "texts of --task reviews have different lengths: leave out --sequence-parallel";
-  }
-  if (sequence && o.sequence_length % tensor_ranks != 0) {
-    return fmt::format("--sequence-parallel needs a --seq-len that is a multiple of {}, not {}",
-                       tensor_ranks, o.sequence_length);
-  }
-  try {
-    nn::check_tensor_parallel(o.config(), tensor_ranks);
-  } catch (const Error& error) {
-    return fmt::format("{}; take a --tp that divides that number", error.what());
-  }
-  return problem_of_pipeline(o);
 }
 
 }  // namespace
@@ -245,7 +169,7 @@ std::string Options::model_name() const {
   return (path.has_filename() ? path : path.parent_path()).filename().string();
 }
 
-std::string PictureOptions::trace_file(const std::string& mode, int rank) const {
+std::string Options::trace_file(const std::string& mode, int rank) const {
   std::string name = mode;
   for (const char c : {':', '/', '='}) std::ranges::replace(name, c, '-');
   fs::path path = trace;
@@ -268,12 +192,20 @@ Options parse(int argc, char** argv) {
   add_output_options(app, o);
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
-  tools::parse_arguments(app, "ladder", argc, argv);
-  if (app.count("--offload") > 0) {
-    o.modes.push_back("engine3:offload=" +
-                      (o.offload.empty() ? fs::temp_directory_path().string() : o.offload));
+  tools::parse_arguments(
+      app, "ladder", argc, argv,
+      {{"--epochs", "--steps says how long a run is"},
+       {"--ownership", "./run step 04 shares compares the rules"},
+       {"--offload", "--modes zero3,engine3:offload=FOLDER has it beside ZeRO-3"},
+       {"--shard-size", "--modes hsdp3:shard_size=S, or --ranks-per-host S for all modes"},
+       {"--memory-timeline", "./run step 03 --memory-timeline FILE"},
+       {"--validation", "Engine::evaluate() has a program's own"},
+       {"--pipeline-schedule", "it is 1F1B; ./run step 09 --small 4 gpipe shows the other"},
+       {"--assume-free-memory",
+        "without --model the ladder takes the largest that is known to fit"}});
+  if (o.reviews() && !o.data.empty()) {
+    throw Error("--task reviews has reviews of its own: leave out --data");
   }
-  add_shard_size(o);
   for (const std::string& mode : o.modes) all_modes().check(mode);
   if (!o.checkpoint.folder.empty() && o.modes.size() != 1) {
     throw Error("--checkpoint keeps one run: take one mode, --modes " + o.modes.back());
@@ -285,7 +217,6 @@ Options parse(int argc, char** argv) {
     if (app.count("--json") == 0) o.json = "out/fake_process_group.json";
   }
   set_hosts(o);
-  if (app.count("--nproc") > 0) tools::validate_world_size(o.world_size);
   if (o.micro_batches == 0) o.micro_batches = o.mesh.stages;
   // What is kept is trained for its weights; the figures of a run without communication would take
   // as long again. A rank of a mesh by itself would have another model.
@@ -304,9 +235,12 @@ void check_mesh(const Options& o) {
         "--link is between hosts, and --ranks-per-host {} puts all {} ranks on one: take fewer",
         o.ranks_per_host, o.world_size));
   }
-  const std::string problem = problem_of_mesh(o);
-  if (problem.empty()) return;
-  throw Error(fmt::format("--tp {} and --pp {}: {}", o.mesh.tensor_ranks, o.mesh.stages, problem));
+  const int cell = o.mesh.cell();
+  if (o.world_size % cell == 0) return;
+  throw Error(fmt::format(
+      "--tp {} and --pp {}: there are {} ranks, which is no multiple of {}: take {} {}",
+      o.mesh.tensor_ranks, o.mesh.stages, o.world_size, cell,
+      o.fake.size > 0 ? "--fake-process-group" : "--nproc", (o.world_size / cell + 1) * cell));
 }
 
 tools::Json report_head(const Options& o) {

@@ -28,15 +28,6 @@ struct FakeOptions {
   int rank = 0;  ///< which one
 };
 
-/// What is drawn of the last step.
-struct PictureOptions {
-  std::string trace;            ///< file whose name traces are made from; empty: none
-  std::string memory_timeline;  ///< file for the memory of rank 0; empty: none
-  /// Where the trace of one rank in one mode goes: "out/trace.json" gives
-  /// "out/trace.zero1-naive.rank0.json".
-  std::string trace_file(const std::string& mode, int rank) const;
-};
-
 /// Checkpoints of the run.
 struct CheckpointOptions {
   std::string folder;      ///< empty: none
@@ -61,13 +52,7 @@ struct Options {
   std::int64_t batch = 1;          ///< samples of a rank in a micro-batch
   std::int64_t micro_batches = 0;  ///< of a step
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
-  /// Ranks that share model states in modes hsdp1 to hsdp3, "host" or a number; empty: not given.
-  /// parse() adds it to the names of the modes.
-  std::string shard_size;
-  /// A folder: parse() adds the mode whose optimizer states are there; empty: not given.
-  std::string offload;
-  std::string optimizer = "adamw";  ///< or muon, for hidden matrices
-  std::string dtype = "fp32";       ///< or bf16, which keeps fp32 masters
+  std::string dtype = "fp32";  ///< or bf16, which keeps fp32 masters
   std::string device = "cpu";
   bool activation_checkpointing = false;
   bool activations_on_host = false;  ///< what a checkpoint keeps
@@ -76,11 +61,11 @@ struct Options {
   std::uint64_t seed = 42;
   bool wide = false;  ///< print everything, not only the eight columns
   std::string json = "out/ladder.json";
-  std::string save;           ///< folder for the trained model; empty: it is not kept
+  std::string save;   ///< folder for the trained model; empty: it is not kept
+  std::string trace;  ///< file whose name traces of the last step are made from; empty: none
   bool compute_alone = true;  ///< also measure the step without communication
   MeshOptions mesh;
   FakeOptions fake;
-  PictureOptions pictures;
   CheckpointOptions checkpoint;
 
   bool reviews() const { return task == "reviews"; }
@@ -94,6 +79,9 @@ struct Options {
   nn::LlamaConfig config() const;
   /// What the model is called in tables: the preset, or the folder of the weights.
   std::string model_name() const;
+  /// Where the trace of one rank in one mode goes: "out/trace.json" gives
+  /// "out/trace.zero1-naive.rank0.json".
+  std::string trace_file(const std::string& mode, int rank) const;
 };
 
 /// Every mode.
@@ -108,8 +96,8 @@ Options parse(int argc, char** argv);
 /// nothing does. In model_choice.cpp.
 void choose_model(Options& options);
 
-/// Throws zero::Error for a mesh that does not fit the number of ranks, the model, the data or the
-/// modes. The model must have been chosen.
+/// Throws zero::Error for a mesh or a link that does not fit the number of ranks. What does not fit
+/// the model or a mode, the ranks say.
 void check_mesh(const Options& options);
 
 /// What the report says of a run (ladder_report.hpp) before it. The model must have been chosen.

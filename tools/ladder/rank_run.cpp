@@ -6,14 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 
 #include <05_prefetch_overlap/sharded_data_parallel.hpp>
 #include <10_offload/kept_on_host.hpp>
-#include <tools/plots/memory_timeline.hpp>
 #include <tools/plots/trace.hpp>
 #include <tools/support/process.hpp>
 #include <zero/base/error.hpp>
@@ -34,7 +32,6 @@
 #include "device.hpp"
 #include "ladder_report.hpp"
 #include "pipeline_trainer.hpp"
-#include "progress.hpp"
 #include "samples.hpp"
 
 namespace zero::ladder {
@@ -55,7 +52,19 @@ double median(std::vector<double> values) {
   return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
-// What is measured within every step; the last one is reported, times and page faults as medians.
+// Of so many steps this run has begun after the `first`. On a terminal it is one line, redrawn,
+// else a line at every tenth of what this run has to do. Without a label nothing is shown.
+void show_progress(const std::string& label, std::int64_t first, std::int64_t done,
+                   std::int64_t steps, const std::string& text) {
+  const bool terminal = ::isatty(STDERR_FILENO) == 1;
+  const auto tenths = [&](std::int64_t at) { return (at - first) * 10 / (steps - first); };
+  if (label.empty() || (!terminal && tenths(done) == tenths(done - 1))) return;
+  const bool redrawn = terminal && done < steps;
+  fmt::print(stderr, "{}{}  {}/{}  {}{}", terminal ? "\r" : "", label, done, steps, text,
+             redrawn ? "\x1b[K" : "\n");
+}
+
+// What is measured within every step; the last one is reported, times as medians.
 // What is alive when it is made does not count.
 class Meter {
  public:
@@ -66,10 +75,8 @@ class Meter {
     memory::reset_peaks();
     const dist::Traffic before[] = {mesh.data().traffic(), mesh.pipeline().traffic(),
                                     mesh.tensor().traffic(), mesh.world().traffic()};
-    const std::int64_t faults = tools::page_faults();
     const tools::StepResult step = run_step();
     seconds_.push_back(step.seconds);
-    faults_.push_back(static_cast<double>(tools::page_faults() - faults));
     const memory::Snapshot steady = memory::snapshot();
     const std::int64_t resident = tools::resident_set_bytes();
     const dist::Traffic data = mesh.data().traffic().since(before[0]);
@@ -106,7 +113,6 @@ class Meter {
   Json row() const {
     Json row = row_;
     row["high_water_mib"] = mib(tools::resident_set_peak_bytes());
-    row["page_faults"] = median(faults_);
     using tools::PhaseSeconds;
     for (const auto& [key, phase] : {std::pair{"step_seconds", &PhaseSeconds::total},
                                      {"forward_seconds", &PhaseSeconds::forward},
@@ -128,7 +134,6 @@ class Meter {
 
   std::int64_t base_ = memory::snapshot().total;
   std::int64_t resident_base_ = tools::resident_set_bytes();
-  std::vector<double> faults_;
   std::vector<tools::PhaseSeconds> seconds_;
   Json row_;
 };
@@ -147,8 +152,7 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
   run["--checkpoint-every"] = o.checkpoint.every;
   run["begins"] = o.checkpoint.resume.empty() ? "from the start" : "from a checkpoint";
   run["--save"] = !o.save.empty();
-  run["--memory-timeline"] = !o.pictures.memory_timeline.empty();
-  run["--trace"] = !o.pictures.trace.empty();
+  run["--trace"] = !o.trace.empty();
   const std::string data = dataset.fingerprint();
   run["data (tokens and tokenizer)"] = data;
   std::string lines;
@@ -207,7 +211,7 @@ class RankRun {
     values_ = first_values();
     strategy_ = all_modes().make(mode, {.module = *model_,
                                         .mesh = mesh_,
-                                        .optimizer = optimizer_of(options, *model_),
+                                        .optimizer = optimizer_of(options),
                                         .values = values_.get()});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();
@@ -217,7 +221,6 @@ class RankRun {
     const std::vector<std::string> before = digests();
     train_steps(label);
     Json row = meter_.row();
-    measure_disk(row);
     const std::vector<std::string> after = digests();
     row["digest"] = fake_ ? "" : model_digest(after);
     row["formula_mib"] = mib(strategy_->costs().at_rest.total());
@@ -229,23 +232,6 @@ class RankRun {
   }
 
  private:
-  // What all ranks together wait for if they read and write their optimizer states and nothing
-  // else.
-  void measure_disk(Json& row) {
-    optim::Optimizer& optimizer = strategy_->optimizer();
-    if (!optimizer.is_offloaded()) return;
-    const optim::OffloadTraffic before = optimizer.offload_traffic();
-    world_.barrier();
-    const auto started = std::chrono::steady_clock::now();
-    optimizer.stream_offloaded();
-    world_.barrier();
-    row["disk_seconds"] =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-    const optim::OffloadTraffic after = optimizer.offload_traffic();
-    row["disk_bytes"] =
-        after.read_bytes - before.read_bytes + after.written_bytes - before.written_bytes;
-  }
-
   // Without bytes, on the device.
   void make_model() {
     const MeshOptions& mesh = options_.mesh;
@@ -350,12 +336,14 @@ class RankRun {
 
   void resume() {
     const io::CheckpointInfo saved = io::load_checkpoint(*strategy_, options_.checkpoint.resume);
-    const data::DistributedSampler::State position = position_in(saved);
-    if (position.step != trainer_->steps()) {
-      throw Error(fmt::format("--resume {}: another checkpoint took its place meanwhile",
-                              options_.checkpoint.resume));
+    try {
+      resume_position(saved, samples_.dataset->fingerprint(), sampler_);
+    } catch (const Error& error) {
+      throw Error(fmt::format("--resume {}: {}", options_.checkpoint.resume, error.what()));
     }
-    sampler_.restore(position);
+    if (saved.step == trainer_->steps()) return;
+    throw Error(fmt::format("--resume {}: another checkpoint took its place meanwhile",
+                            options_.checkpoint.resume));
   }
 
   // If the step that has just ended is the last, or a multiple of --checkpoint-every.
@@ -392,21 +380,11 @@ class RankRun {
         [&] { return trainer_->step(batches); });
   }
 
-  // With the pictures of it.
   tools::StepResult last_step(const std::vector<data::Batch>& batches) {
-    const PictureOptions& pictures = options_.pictures;
-    std::optional<plots::Trace> trace;
-    if (!pictures.trace.empty()) trace.emplace(&world_, device_);
-    // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
-    // it.
-    if (!pictures.memory_timeline.empty()) world_.barrier();
-    const bool records = !pictures.memory_timeline.empty() && world_.rank() == 0;
-    if (records) plots::start_timeline(strategy_->list().bytes() / 4096);
+    if (options_.trace.empty()) return measured_step(batches);
+    plots::Trace trace(&world_, device_);
     const tools::StepResult step = measured_step(batches);
-    if (records) {
-      result_["memory_timeline"] = plots::timeline_of_mode(mode_, plots::stop_timeline());
-    }
-    if (trace) trace->finish(pictures.trace_file(mode_, world_.rank()));
+    trace.finish(options_.trace_file(mode_, world_.rank()));
     return step;
   }
 
@@ -418,7 +396,7 @@ class RankRun {
       strategy_->communicator().synchronize();  // the host is about to read
       first_gradients.add(digest_of(gradient));
     });
-    Progress progress(label, sampler_.step(), options_.steps, stderr, ::isatty(STDERR_FILENO) == 1);
+    const std::int64_t first = sampler_.step();
     while (sampler_.step() < options_.steps) {
       const std::vector<data::Batch> batches = next_batches();
       if (result_["losses"].empty()) result_["batch_digest"] = digest_of(batches.front().inputs);
@@ -427,7 +405,8 @@ class RankRun {
       strategy_->passes().observe_gradients({});
       result_["losses"].push_back(step.loss);
       save_checkpoint_if_due();
-      progress.step(fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total));
+      show_progress(label, first, sampler_.step(), options_.steps,
+                    fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total));
     }
     result_["gradient_digest"] = first_gradients.hex();
     trainer_->zero_grad();
@@ -439,7 +418,7 @@ class RankRun {
                               ? nn::to_hugging_face_json(config)
                               : nn::to_hugging_face_json(config, options_.weights_config);
     // transformers finds the last token of a review by what is not padding.
-    if (config.classes > 0) json["pad_token_id"] = samples_.pad_id;
+    if (config.classes > 0) json["pad_token_id"] = 0;
     io::save_model(*strategy_, json, options_.save);
   }
 

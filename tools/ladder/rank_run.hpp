@@ -17,7 +17,6 @@ namespace zero::ladder {
 ///   "every_tensor_changed"
 ///   "batch_digest"     of the first local batch
 ///   "gradient_digest"  of the first local gradients, before they were reduced
-///   "memory_timeline"  of the last step, as plots::timeline_of_mode() gives it, if asked for
 tools::Json run_rank(dist::Communicator& communicator, const std::string& mode,
                      const Options& options, const std::string& label);
 

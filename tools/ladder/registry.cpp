@@ -4,14 +4,10 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
 #include <sstream>
 
 #include <zero/base/error.hpp>
-#include <zero/base/mapped_file.hpp>
 #include <zero/base/names.hpp>
-#include <zero/base/program.hpp>
 #include <zero/distributed/agreement.hpp>
 
 namespace zero::tools {
@@ -32,58 +28,26 @@ std::vector<std::string> names_of(const std::vector<StrategyEntry>& entries, boo
 }
 
 // Adds "lookahead=2" to `settings`: numbers and true keep their types, anything else is a string.
-// Overrides a setting of the file, but refuses to set a key twice.
-void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
+void add_setting(Json& settings, const std::string& text) {
   const std::size_t sign = text.find('=');
   if (sign == std::string::npos || sign == 0) {
     throw Error(fmt::format(
-        "'{}' is no setting of a mode; write key=value, and no colon in the value: a folder with "
-        "one goes into the file of config=FILE",
-        text));
+        "'{}' is no setting of a mode; write key=value, and no colon in the value", text));
   }
   const std::string key = text.substr(0, sign), value = text.substr(sign + 1);
-  if (!given.insert(key).second) {
+  if (settings.contains(key)) {
     throw Error(fmt::format("'{}' is the second value of {}; give one", value, key));
   }
   const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
   settings[key] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
 }
 
-std::string contents_of(const std::string& path) {
-  return base::read_file(path, fmt::format("the engine configuration '{}'", path));
-}
-
-// The rest of `text` after `key`, if it begins with `key`.
-std::optional<std::string> after(const std::string& key, const std::string& text) {
-  if (text.rfind(key, 0) != 0) return std::nullopt;
-  return text.substr(key.size());
-}
-
-// The options after the name of a mode: keys and their values, joined by colons. If "config=FILE"
-// comes first, the rest overrides what is in that file of JSON.
+// The options after the name of a mode: keys and their values, joined by colons.
 Json settings_of(const std::string& text) {
   Json settings = Json::object();
   std::istringstream parts(text);
-  std::set<std::string> given;
-  bool first = true;
-  for (std::string part; std::getline(parts, part, ':'); first = false) {
-    if (const auto file = after("config=", part); file && first) {
-      settings = base::json_object(contents_of(*file), *file);
-    } else {
-      add_setting(settings, given, part);
-    }
-  }
+  for (std::string part; std::getline(parts, part, ':');) add_setting(settings, part);
   return settings;
-}
-
-// "deepspeed=FILE", alone.
-ReadConfig from_deepspeed(const std::string& file) {
-  const std::string contents = contents_of(file);
-  try {
-    return engine_config_from_deepspeed(contents);
-  } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", file, error.what()));
-  }
 }
 
 }  // namespace
@@ -106,9 +70,6 @@ std::unique_ptr<train::Strategy> Registry::make(const std::string& mode,
   const Found found = find(mode);
   dist::Communicator& world = arguments.mesh.world();
   dist::verify_same(world, "the mode", mode);
-  for (const std::string& note : found.notes) {
-    if (world.rank() == 0) log_error("note: " + note);
-  }
   arguments.variant = found.variant;
   arguments.mode = mode;
   return found.entry.make(arguments, found.config);
@@ -140,22 +101,9 @@ Registry::Found Registry::find(const std::string& mode) const {
   }
   if (entry->presets.empty() || variant.find('=') == std::string::npos) throw unknown();
   found.config = entry->presets.front();
-  Json settings = Json::object();
-  if (const auto file = after("deepspeed=", variant)) {
-    ReadConfig read = from_deepspeed(*file);
-    found.config = read.config;
-    found.notes = std::move(read.notes);
-    // A mode has no steps of its own: what is said of them must not be lost.
-    if (read.config.clip_norm != 0) settings["clip_norm"] = read.config.clip_norm;
-    if (read.config.accumulation_steps != 1) {
-      settings["accumulation_steps"] = read.config.accumulation_steps;
-    }
-  } else {
-    settings = settings_of(variant);
-  }
   base::Keys keys("mode " + name);
   entry->declare(keys, found.config);
-  keys.read(settings);
+  keys.read(settings_of(variant));
   if (const std::string is = mode_of(found.config); entry->is_engine && is != name) {
     throw Error(fmt::format("mode {} was asked for, but with these settings it is {}", name, is));
   }

@@ -78,7 +78,6 @@ class Registry {
     const StrategyEntry& entry;
     std::string variant;
     EngineConfig config = {};
-    std::vector<std::string> notes = {};
   };
   Found find(const std::string& mode) const;
 

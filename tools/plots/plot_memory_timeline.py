@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the memory timeline: what the allocator holds along one step, one panel a mode.
+"""Draws memory timelines: what the allocator holds along one step, a picture of each file.
 
 Reads {"model": …, "modes": [{"mode": "ddp", "samples": [{"t": seconds, "parameters": bytes,
 "gradients": …, "optimizer": …, "communication": …, "activations": …, "other": …}, …], "marks":
 [{"t": seconds, "label": "forward"}, …]}, …]} from one or more files of the same model. A sample
 holds until the next one; a category that it leaves out counts as 0. A mark begins a phase. All
-panels, and with --each all pictures, have the same axes.
+pictures have the same axes.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from plot_style import (
-    CATEGORY_COLOURS, MIB, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, BadInput, errors_of, plt, save)
+    CATEGORY_COLOURS, MIB, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, errors_of, plt, save)
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -36,10 +36,9 @@ def read_mode(row):
 
 
 def read_memory_timeline(path):
-    """The modes of one file, and what the memory timeline is of."""
+    """The mode of one file, and what the memory timeline is of."""
     document = json.loads(Path(path).read_text(encoding="utf-8"))
-    return ([read_mode(row) for row in document["modes"]],
-            f" of {document['model']} on {document['world_size']} ranks")
+    return (read_mode(document["modes"][0]), f" of {document['model']} on {document['world_size']} ranks")
 
 
 def draw_areas(axes, mode, categories):
@@ -92,25 +91,19 @@ def amount(mib):
     return f"{mib:,.0f}" if mib >= 1000 else f"{mib:.1f}"
 
 
-def draw(shown, every, subject):
-    """The modes `shown`, on axes that fit the modes `every`."""
+def draw(mode, every, subject):
+    """The mode, on axes that fit the modes `every`."""
     categories = [name for name in STACK
-                  if any(sample[name] > 0 for mode in every for sample in mode["samples"])]
-    reference = next((mode for mode in every if mode["name"] == "ddp"), None)
-    panel = 1.9 if len(shown) > 1 else 2.6
-    figure, all_axes = plt.subplots(len(shown), 1, figsize=(PAGE_WIDTH, 1.4 + panel * len(shown)),
-                                    sharex=True, sharey=True, squeeze=False)
-    height = figure.get_figheight()
-    all_axes = all_axes[:, 0]
-    all_axes[0].set_xlim(0, max(mode["end"] for mode in every) or 1.0)
-    all_axes[0].set_ylim(0, 1.3 * max(mode["peak"] for mode in every))
-    figure.subplots_adjust(left=0.17, right=0.98, top=1 - 0.85 / height, bottom=0.95 / height,
-                           hspace=0.32)
-    for axes, mode in zip(all_axes, shown):
-        draw_panel(figure, axes, mode, categories, reference)
-    all_axes[-1].set_xlabel("seconds since the step began")
+                  if any(sample[name] > 0 for each in every for sample in each["samples"])]
+    reference = next((each for each in every if each["name"] == "ddp"), None)
+    figure, axes = plt.subplots(figsize=(PAGE_WIDTH, 4))
+    axes.set_xlim(0, max(each["end"] for each in every) or 1.0)
+    axes.set_ylim(0, 1.3 * max(each["peak"] for each in every))
+    figure.subplots_adjust(left=0.17, right=0.98, top=1 - 0.85 / 4, bottom=0.95 / 4)
+    draw_panel(figure, axes, mode, categories, reference)
+    axes.set_xlabel("seconds since the step began")
     figure.suptitle(f"One step{subject}: MiB that a rank's allocator holds", x=0.02, ha="left",
-                    y=1 - 0.2 / height, va="top", fontsize=12, fontweight="bold")
+                    y=1 - 0.2 / 4, va="top", fontsize=12, fontweight="bold")
     handles = [Patch(color=CATEGORY_COLOURS[name], label=name) for name in categories]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=9,
                   handlelength=1.6, columnspacing=1.4)
@@ -118,30 +111,18 @@ def draw(shown, every, subject):
 
 
 def write_all(arguments):
-    memory_timelines = [read_memory_timeline(path) for path in arguments.json]
-    subjects = sorted({subject for _, subject in memory_timelines})
-    if len(subjects) > 1:
-        raise BadInput("these memory timelines are not of the same thing: one is" + ", one is".join(subjects))
-    every = [mode for modes, _ in memory_timelines for mode in modes]
-    pictures = [("", every)]
-    if arguments.each:
-        pictures = [("_" + Path(path).stem, modes)
-                    for path, (modes, _) in zip(arguments.json, memory_timelines)]
-    prefix = arguments.out or str(Path(arguments.json[0]).with_suffix(""))
-    kinds = (arguments.only,) if arguments.only else ("png", "svg")
-    for name, shown in pictures:
-        save(draw(shown, every, subjects[0]), prefix + name, kinds)
+    timelines = [read_memory_timeline(path) for path in arguments.json]
+    every = [mode for mode, _ in timelines]
+    for path, (mode, subject) in zip(arguments.json, timelines):
+        prefix = f"{arguments.out}_{Path(path).stem}" if arguments.out else str(Path(path).with_suffix(""))
+        save(draw(mode, every, subject), prefix)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("json", nargs="*", default=["out/memory_timeline.json"],
                         help="memory timelines of the same model (default: out/memory_timeline.json)")
-    parser.add_argument("--out", metavar="PREFIX", help="begins the names of the pictures (default: "
-                        "as the first JSON)")
-    parser.add_argument("--each", action="store_true",
-                        help="a picture of each file, PREFIX_FILE, instead of one of all")
-    parser.add_argument("--only", choices=("png", "svg"), help="not both")
+    parser.add_argument("--out", metavar="PREFIX", help="pictures are PREFIX_FILE (default: as the JSON)")
     arguments = parser.parse_args()
     with errors_of(parser, ", ".join(arguments.json)):
         write_all(arguments)

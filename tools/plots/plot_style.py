@@ -65,10 +65,9 @@ class BadInput(Exception):
     """The JSON is not what the plot needs; the message says what is wrong."""
 
 
-def save(figure, prefix, kinds=("png", "svg")):
-    """Writes prefix.png and prefix.svg, or those of them that `kinds` names, and says so."""
-    for kind in kinds:
-        options = {"png": {"dpi": 160}, "svg": {"metadata": {"Date": None}}}[kind]
+def save(figure, prefix):
+    """Writes prefix.png and prefix.svg, and says so."""
+    for kind, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
         path = Path(f"{prefix}.{kind}")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format=kind, facecolor="white", **options)

@@ -18,8 +18,6 @@ from pathlib import Path
 RANGES = ("forward", "backward", "optimizer")
 PURPOSES = ("parameter", "gradient", "control", "setup")
 STEP_PURPOSES = PURPOSES[:2]  # what a step sends; the rest is a few bytes of agreement
-CAUSES = ("late", "gather", "reduce", "readers", "control", "progress")
-SAME_MOMENT = 100_000  # nanoseconds between the end of a wait and that of its collective
 GROUPS = {"parameter": ("parameter",), "gradient": ("gradient",), "both": STEP_PURPOSES}
 TOO_LITTLE, WRONG = 1, 2  # exit codes
 
@@ -33,16 +31,7 @@ In flight does not mean that bytes move. Ranks of one host copy from each other'
 inside wait() and progress(), on the core that would compute otherwise. Over TCP (ZERO_TRANSPORT=tcp)
 Gloo's threads move bytes meanwhile, and may be done long before the wait. A large share says that
 collectives start early and are waited for late. Whether that saves time is seen in what is exposed
-and in how long the step takes.
-
-With files of several ranks of a mode, a second table says what the exposed time of each is for:
-
-late      waiting for a collective that another rank had not started yet
-gather    starting a collective of parameters, or waiting for it: on one host, copying
-reduce    the same of gradients: on one host, copying and adding up
-readers   waiting until others have read, before a buffer is written again
-control   flags and counts
-progress  taking what has come"""
+and in how long the step takes."""
 
 
 class BadTrace(Exception):
@@ -55,7 +44,6 @@ class Stretch:
     end: int
     name: str  # of a range; the purpose of a collective, or what was exposed ("progress" has none)
     bytes: int = 0
-    said: str = ""  # "all_gather parameter"; before it, of what was exposed, "start" or "wait"
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,6 @@ class Trace:
     ranges: list
     exposed: list
     collectives: list
-    base: int = 0  # nanoseconds since 1970 of its time 0
 
     def extent(self):
         """When the first thing of the step begins and when the last one ends."""
@@ -105,7 +92,7 @@ def nanoseconds(microseconds):
 
 def stretch(event, name):
     start = nanoseconds(event["ts"])
-    return Stretch(start, start + nanoseconds(event["dur"]), name, said=event["name"])
+    return Stretch(start, start + nanoseconds(event["dur"]), name)
 
 
 def purpose_of(said):
@@ -126,7 +113,7 @@ def paired(edges, first):
             continue
         begin = begun.pop((name, event["id"]))
         span = [max(first, nanoseconds(each["ts"])) for each in (begin, event)]
-        collectives.append(Stretch(*span, purpose_of(name), begin["args"]["bytes"], name))
+        collectives.append(Stretch(*span, purpose_of(name), begin["args"]["bytes"]))
     if begun or not collectives:
         raise ValueError(f"these collectives never end: {list(begun)}" if begun else "it has no collectives")
     return collectives
@@ -148,8 +135,7 @@ def trace_of(path):
     if not ranges:
         raise ValueError(f"it has none of the ranges {', '.join(RANGES)}")
     first = min(each.start for each in ranges + exposed)
-    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first),
-                 document.get("baseTimeNanoseconds", 0))
+    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first))
 
 
 def read_trace(path):
@@ -178,46 +164,6 @@ def measure(trace):
                           "overlap_seconds": overlap,
                           "overlap_share": overlap / in_flight if in_flight else None}
     return figures
-
-
-def starts(trace):
-    """When each collective started, in nanoseconds since 1970, by what it is and how many of these follow."""
-    known, found = {}, {}
-    for each in sorted(trace.collectives, key=lambda each: each.start, reverse=True):
-        known[each.said] = known.get(each.said, -1) + 1
-        found[each.said, known[each.said]] = each.start + trace.base
-    return found
-
-
-def causes(trace, others):
-    """Seconds of each cause of what is exposed on a rank, with the traces of the other ranks."""
-    mine, theirs = starts(trace), [starts(other) for other in others]
-    number = {(said, start): which for which, (said, start) in ((key[1], (key[0], at)) for key, at in mine.items())}
-    found = dict.fromkeys(CAUSES, 0)
-    for each in trace.exposed:
-        what, _, said = each.said.partition(" ")
-        cause = {"parameter": "gather", "gradient": "reduce"}.get(each.name, each.name)
-        took, late = each.end - each.start, 0
-        if what == "wait":
-            ended = min((one for one in trace.collectives if one.said == said),
-                        key=lambda one: abs(one.end - each.end), default=None)
-            if ended is None or abs(ended.end - each.end) > SAME_MOMENT:
-                cause = "readers"
-            else:
-                key = said, number[said, ended.start + trace.base]
-                last = max((times[key] for times in theirs if key in times), default=0) - trace.base
-                late = min(max(0, last - each.start), took)
-        found["late"] += late
-        found[cause if cause in found else "control"] += took - late
-    return {cause: nanoseconds / 1e9 for cause, nanoseconds in found.items()}
-
-
-def add_causes(traces, every):
-    """To the figures of each rank of which another rank of the same mode is there."""
-    for trace, figures in zip(traces, every):
-        others = [other for other in traces if other.mode == trace.mode and other.rank != trace.rank]
-        if others and trace.rank is not None:
-            figures["causes"] = causes(trace, others)
 
 
 COLUMNS = ("mode", "rank", "step", "compute", "exposed", "progress", "purpose", "number", "MiB",
@@ -251,23 +197,13 @@ def rows_of(figures, name):
         begin = [""] * len(begin)
 
 
-def lines_of(rows):
-    """The rows of cells, the headings first, as lines: names and purposes are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) if name in ("mode", "purpose") else cell.rjust(width)
-                      for cell, width, name in zip(row, widths, rows[0])).rstrip() for row in rows]
-
-
 def table(every):
-    lines = lines_of([COLUMNS, *(row for pair in zip(every, names(every)) for row in rows_of(*pair))])
+    """Names and purposes are aligned to the left."""
+    rows = [COLUMNS, *(row for pair in zip(every, names(every)) for row in rows_of(*pair))]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) if name in ("mode", "purpose") else cell.rjust(width)
+                       for cell, width, name in zip(row, widths, COLUMNS)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:], FOOTER])
-
-
-def cause_table(every):
-    """What the exposed time is for; empty without several ranks of a mode."""
-    rows = [(figures["mode"], str(figures["rank"]), milliseconds(figures["exposed_seconds"]),
-             *map(milliseconds, figures["causes"].values())) for figures in every if "causes" in figures]
-    return "\n".join(["", *lines_of([("mode", "rank", "exposed", *CAUSES), *rows])]) if rows else ""
 
 
 def shortfalls(every, required):
@@ -310,8 +246,7 @@ def main():
     try:
         traces = [read_trace(path) for path in arguments.files]
         every = [measure(trace) for trace in traces]
-        add_causes(traces, every)
-        print(table(every), cause_table(every), sep="\n")
+        print(table(every))
         if arguments.picture:
             write_picture(traces, every, arguments.picture)
     except (BadTrace, OSError) as error:

@@ -102,38 +102,6 @@ class Figures(Case):
             with self.subTest(name):
                 self.expect(events, microseconds, share)
 
-    def causes(self, mine, theirs, base=0):
-        """Microseconds of each cause on rank 0, whose time 0 is `base` microseconds after rank 1's."""
-        files = [self.file(json.dumps({"traceEvents": mine, "baseTimeNanoseconds": 1000 * base})),
-                 self.file(theirs, "t.engine3.rank1.json")]
-        traces = [timeline.read_trace(file) for file in files]
-        every = [timeline.measure(trace) for trace in traces]
-        timeline.add_causes(traces, every)
-        return {cause: round(seconds * 1e6) for cause, seconds in every[0]["causes"].items() if seconds}
-
-    def test_a_wait_is_for_a_late_rank_until_that_has_started(self):
-        def began(*starts):
-            return [FORWARD, *(edge for number, start in enumerate(starts)
-                               for edge in collective(GATHER, number, start, 990))]
-        for name, theirs, base, causes in [
-                ("in time", began(150), 0, {"gather": 100}),
-                ("late", began(230), 0, {"late": 30, "gather": 70}),
-                ("later than the wait", began(400), 0, {"late": 100}),
-                ("by another clock", began(430), 200, {"late": 30, "gather": 70}),
-                ("its last one, as the one before was recorded there only", began(120, 230), 0,
-                 {"late": 30, "gather": 70})]:
-            with self.subTest(name):
-                self.assertEqual(self.causes(HALF, theirs, base), causes)
-
-    def test_causes_are_what_is_exposed(self):
-        mine = [phase("backward", 0, 9000), *collective(GATHER, 1, 100, 300), *collective(REDUCE, 2, 400, 600),
-                *collective("all_reduce control", 3, 700, 710), exposed("start " + GATHER, 90, 100),
-                exposed("wait " + GATHER, 250, 300), exposed("start " + REDUCE, 380, 400),
-                exposed("wait " + REDUCE, 570, 600), exposed("wait all_reduce control", 702, 710),
-                exposed("progress", 800, 805), exposed("wait " + GATHER, 5000, 5007)]
-        self.assertEqual(self.causes(mine, mine),
-                         {"gather": 60, "reduce": 50, "control": 8, "progress": 5, "readers": 7})
-
     def test_purposes_are_told_apart(self):
         figures = self.figures([
             phase("backward", 0, 1000),
@@ -237,15 +205,6 @@ class Program(Case):
         rows = self.run_program(*files).stdout.splitlines()[2::3]
         self.assertEqual([row.split()[0] for row in rows[:3]],
                          [f"{self.folder}/a.ddp", f"{self.folder}/b.ddp", "ddp1"])
-
-    def test_second_table_has_the_causes_where_there_are_several_ranks(self):
-        files = [self.file(HALF, "t.ddp.rank0.json"), self.file(NONE, "t.ddp.rank1.json")]
-        ended = self.run_program(*files)
-        self.assertEqual(ended.stdout.split("\n\n")[-1].split(), [
-            "mode", "rank", "exposed", *timeline.CAUSES,
-            "ddp", "0", "0.10", "0.00", "0.10", "0.00", "0.00", "0.00", "0.00",
-            "ddp", "1", "0.30", "0.00", "0.30", "0.00", "0.00", "0.00", "0.00"])
-        self.assertNotIn("late", self.run_program(files[0]).stdout)
 
     def test_removed_options_are_named(self):
         ended = self.run_program(self.file(HALF), "--json", "x")

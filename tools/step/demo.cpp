@@ -1,19 +1,18 @@
 #include "demo.hpp"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
-#include <tools/ladder/data/dataset.hpp>
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/registry.hpp>
 #include <tools/ladder/trainer.hpp>
-#include <tools/models/mlp.hpp>
-#include <tools/plots/memory_timeline.hpp>
-#include <tools/support/arguments.hpp>
+#include <tools/support/json.hpp>
+#include <zero/base/atomic_file.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
@@ -70,15 +69,58 @@ std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held
       kib(strategy.costs().sent), seconds.total * 1e3);
 }
 
+// For plot_memory_timeline.py. Times are seconds since the step began, all else is bytes; a sample
+// holds until the next one, and a category that holds nothing is left out. A mark begins a phase.
 void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options,
-                           const plots::Timeline& timeline) {
-  tools::Json modes = tools::Json::array({plots::timeline_of_mode(options.mode, timeline)});
-  tools::write_json(options.memory_timeline,
-                    plots::memory_timeline(model_of(options).name, strategy.communicator().size(),
-                                           strategy.list().bytes(), std::move(modes), options.run));
+                           const memory::Timeline& timeline) {
+  tools::Json samples = tools::Json::array(), marks = samples;
+  for (const memory::Timeline::Sample& sample : timeline.samples) {
+    samples.push_back({{"t", sample.seconds}, {"total", sample.total}});
+    for (std::size_t c = 0; c < memory::kCategories; ++c) {
+      if (sample.current[c] == 0) continue;
+      samples.back()[std::string(memory::name(static_cast<Category>(c)))] = sample.current[c];
+    }
+  }
+  for (const memory::Timeline::Mark& mark : timeline.marks) {
+    marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
+  }
+  const tools::Json mode = {{"mode", options.mode}, {"samples", samples}, {"marks", marks}};
+  tools::write_json(options.memory_timeline, {{"model", model_of(options).name},
+                                              {"world_size", strategy.communicator().size()},
+                                              {"modes", tools::Json::array({mode})},
+                                              {"run", options.run}});
 }
 
-void train(train::Strategy& strategy, const tools::Loss& loss, const data::Dataset& dataset,
+// What no linear model learns, the same on all ranks.
+class Regression {
+ public:
+  explicit Regression(const nn::MlpConfig& config) {
+    at::manual_seed(1);
+    const auto draw = [](std::int64_t rows, std::int64_t columns) {
+      return at::rand({rows, columns}) * 2 - 1;
+    };
+    inputs_ = draw(kRows, config.inputs);
+    targets_ = at::matmul(inputs_, draw(config.inputs, config.outputs)) +
+               at::matmul(inputs_.abs(), draw(config.inputs, config.outputs));
+    targets_ /= std::sqrt(static_cast<double>(config.inputs));
+  }
+
+  data::Batch batch(const std::vector<std::int64_t>& indices) const {
+    const at::Tensor rows = at::tensor(indices, at::kLong);
+    data::Batch made;
+    made.inputs = inputs_.index_select(/*dim=*/0, rows);
+    made.targets = targets_.index_select(/*dim=*/0, rows);
+    made.loss_terms = made.targets.numel();
+    return made;
+  }
+
+  static constexpr std::int64_t kRows = 4096;
+
+ private:
+  at::Tensor inputs_, targets_;
+};
+
+void train(train::Strategy& strategy, const tools::Loss& loss, const Regression& dataset,
            data::DistributedSampler& sampler, const DemoOptions& options) {
   dist::Communicator& communicator = strategy.communicator();
   tools::Trainer trainer(strategy, loss);
@@ -110,9 +152,9 @@ void train(train::Strategy& strategy, const tools::Loss& loss, const data::Datas
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
   const DemoModel chosen = model_of(options);
-  const tools::MlpConfig& config = chosen.config;
-  const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
-  data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
+  const nn::MlpConfig& config = chosen.config;
+  const Regression dataset(config);
+  data::DistributedSampler sampler(Regression::kRows, chosen.batch * communicator.size(),
                                    communicator.rank(), communicator.size(), /*seed=*/1);
   const auto model = nn::defer([&] { return std::make_shared<tools::Mlp>(config); });
   nn::SeededValues values(/*seed=*/7);
@@ -168,7 +210,6 @@ int run_demo(int argc, char** argv, const std::string& mode,
   if (options.narrate && ranks->empty()) options.world_size = 3;
   options.run = tools::run_metadata(argc, argv);
   return run_program(options.mode, [&] {
-    tools::check_arguments(argc, argv);
     memory::install();
     return launch(options);
   });

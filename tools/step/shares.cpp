@@ -12,8 +12,6 @@
 #include <numeric>
 #include <vector>
 
-#include <tools/models/presets.hpp>
-#include <tools/support/arguments.hpp>
 #include <tools/support/json.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/names.hpp>
@@ -124,8 +122,7 @@ int run(int argc, char** argv) {
   app.add_option("--json", json, "write the shares here; ./run draws them beside it");
   CLI11_PARSE(app, argc, argv);
   return run_program("shares", [&] {
-    tools::check_arguments(argc, argv);
-    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(tools::preset(model)); });
+    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(nn::preset(model)); });
     const nn::ParameterList list = nn::list_parameters(*llama);
     const tools::Json document = compare(model, list);
     if (!json.empty()) tools::write_json(json, document);

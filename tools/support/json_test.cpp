@@ -2,18 +2,17 @@
 
 #include <chrono>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/base/json_depth.hpp>
 
 namespace zero::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using base::kDeepestJson;
 using base::write_file;
 using testing::expect_error;
 
@@ -46,17 +45,6 @@ TEST(ReadJson, SaysWhatIsWrong) {
   expect_error([&] { read_json(folder / "bad.json"); }, {"bad.json' is not JSON", "line 1"});
   expect_error([&] { read_json(folder / "large.json"); }, {"large.json' is not JSON"});
   EXPECT_THROW(read_json(folder.path()), Error);
-}
-
-TEST(ReadJson, RefusesWhatIsNestedTooDeeply) {
-  const testing::TestFolder folder;
-  write_file(folder / "x.json", testing::nested_json(kDeepestJson));
-  EXPECT_EQ(read_json(folder / "x.json").size(), 1U);
-  for (const int levels : {kDeepestJson + 1, 300'000}) {
-    write_file(folder / "x.json", "{\"a\": " + testing::nested_json(levels - 1) + "}");
-    expect_error([&] { read_json(folder / "x.json"); },
-                 {"x.json': its JSON is nested deeper than 64 levels"});
-  }
 }
 
 TEST(RunMetadata, TellsVersionsCommandAndTime) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/resource.h>
-
 #include <cstdint>
 #include <fstream>
 #include <limits>
@@ -25,13 +23,5 @@ inline std::int64_t status_bytes(const std::string& key) {
 /// The resident set in bytes, with memory mapped outside LibTorch, and its high-water mark.
 inline std::int64_t resident_set_bytes() { return status_bytes("VmRSS:"); }
 inline std::int64_t resident_set_peak_bytes() { return status_bytes("VmHWM:"); }
-
-/// Page faults so far that needed no disk: each is the first touch of a page, huge or not, that the
-/// system had not backed with memory yet.
-inline std::int64_t page_faults() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_minflt;
-}
 
 }  // namespace zero::tools

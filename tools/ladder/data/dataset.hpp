@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "batch.hpp"
 #include "token_stream.hpp"
@@ -56,55 +59,29 @@ class LanguageModelDataset : public Dataset {
 /// Classes of a review: 0 (one star) to 4 (five stars).
 inline constexpr std::int64_t kReviewClasses = 5;
 
-/// Classification of labelled texts, padded on the right to the longest text of the batch.
+/// Classification of labelled texts, read as bytes and padded with zeros on the right to the
+/// longest text of the batch.
 ///
 /// A batch has inputs int64 [B, S] with S the longest length in it (1 if B = 0), targets int64
-/// [B], lengths int64 [B], loss_terms = B. Padding holds the records' pad id.
+/// [B], lengths int64 [B], loss_terms = B.
 class ReviewDataset : public Dataset {
  public:
-  /// @param records labelled texts
-  /// @param max_length longer texts are cut to this many tokens; 0 keeps them whole
-  /// @throws zero::Error for a negative max_length.
-  explicit ReviewDataset(Records records, std::int64_t max_length = 0);
+  /// @param file lines LABEL,TEXT below a line of heading; a line without a label goes on with the
+  /// text before it. Quotes stay as they are.
+  /// @param max_length longer texts are cut to this many bytes, at least 1
+  /// @throws zero::Error if the file cannot be read.
+  ReviewDataset(const std::filesystem::path& file, std::int64_t max_length);
 
-  std::int64_t size() const override { return records_.size(); }
+  std::int64_t size() const override { return static_cast<std::int64_t>(reviews_.size()); }
   Batch batch(std::span<const std::int64_t> indices) const override;
   std::string fingerprint() const override;
 
  private:
-  std::int64_t length(std::int64_t index) const;
-
-  Records records_;
-  std::int64_t max_length_;
+  struct Review {
+    std::int64_t label;
+    std::string text;
+  };
+  std::vector<Review> reviews_;
 };
-
-/// Rows of numbers and the numbers to predict from them, for the MLP.
-///
-/// A batch has inputs float [B, features], targets float [B, outputs], no lengths, loss_terms =
-/// B outputs.
-class RegressionDataset : public Dataset {
- public:
-  /// Shares `inputs` [n, features] and `targets` [n, outputs], both float.
-  /// @throws zero::Error for other shapes or dtypes, or no rows.
-  RegressionDataset(at::Tensor inputs, at::Tensor targets);
-
-  std::int64_t size() const override { return inputs_.size(0); }
-  Batch batch(std::span<const std::int64_t> indices) const override;
-  std::string fingerprint() const override;
-
- private:
-  at::Tensor inputs_;
-  at::Tensor targets_;
-};
-
-/// A synthetic regression problem, the same numbers on every machine.
-///
-/// Inputs are drawn from 256 equally spaced values from -1 to 127/128. Output o of a row x is sum
-/// over f of (w[o, f] x[f] + v[o, f] |x[f]|) / sqrt(features), with w and v drawn in the same way:
-/// about 0.5 in size, and not learnable by a linear model. All products and sums are exact in
-/// double, so neither the order of summation nor fused multiply-adds can change them.
-/// @throws zero::Error if a count is below 1.
-RegressionDataset toy_regression(std::uint64_t seed, std::int64_t n, std::int64_t features,
-                                 std::int64_t outputs);
 
 }  // namespace zero::data

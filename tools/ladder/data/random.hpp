@@ -7,7 +7,7 @@ namespace zero::data {
 
 /// The SplitMix64 generator: Guy Steele, Doug Lea and Christine Flood, "Fast Splittable
 /// Pseudorandom Number Generators", OOPSLA 2014. A 64-bit counter that steps by 2^64 / golden
-/// ratio, scrambled. It is a few lines in any language, and prepare.py has the same: a seed gives
+/// ratio, scrambled. It is a few lines in any language, and peers.py has the same: a seed gives
 /// the same order in Python, in C++, and with every standard library.
 class SplitMix64 {
  public:

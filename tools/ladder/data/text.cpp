@@ -1,7 +1,6 @@
 #include "text.hpp"
 
 #include <fmt/format.h>
-#include <glob.h>
 
 #include <algorithm>
 #include <regex>
@@ -37,37 +36,11 @@ std::vector<fs::path> files_below(const fs::path& folder,
   return found;
 }
 
-std::vector<std::string> expand_pattern(const std::string& pattern) {
-  glob_t matches{};
-  std::vector<std::string> names;
-  if (::glob(pattern.c_str(), GLOB_NOSORT, /*errfunc=*/nullptr, &matches) == 0) {
-    names.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-  }
-  ::globfree(&matches);
-  std::ranges::sort(names);  // by bytes: glob() sorts by the machine's locale
-  return names;
-}
-
 std::vector<fs::path> files_of(const std::string& name) {
-  std::vector<fs::path> found;
-  // An existing file with a bracket in its name is a file, not a pattern.
-  std::error_code problem;
-  const bool exists = fs::exists(name, problem);
-  const bool pattern = !exists && name.find_first_of("*?[") != std::string::npos;
-  if (!exists && !pattern) throw Error(fmt::format("{} does not exist", name));
-  const auto names = pattern ? expand_pattern(name) : std::vector<std::string>{name};
-  for (const auto& one : names) {
-    if (fs::is_directory(one)) {
-      const auto below = files_below(one, {".txt", ".md"});
-      found.insert(found.end(), below.begin(), below.end());
-    } else {
-      found.emplace_back(one);
-    }
-  }
-  if (found.empty()) {
-    throw Error(pattern ? fmt::format("no file matches '{}'", name)
-                        : fmt::format("folder {} has no *.txt or *.md in it", name));
-  }
+  if (!fs::exists(name)) throw Error(fmt::format("{} does not exist", name));
+  if (!fs::is_directory(name)) return {name};
+  std::vector<fs::path> found = files_below(name, {".txt", ".md"});
+  if (found.empty()) throw Error(fmt::format("folder {} has no *.txt or *.md in it", name));
   return found;
 }
 
@@ -85,18 +58,13 @@ TokenStream read_all(const std::vector<fs::path>& paths) {
 
 }  // namespace
 
-std::vector<fs::path> text_files(const std::vector<std::string>& names) {
+TokenStream text_from_files(const std::vector<std::string>& names) {
   std::vector<fs::path> found;
   for (const auto& name : names) {
     const auto files = files_of(name);
     found.insert(found.end(), files.begin(), files.end());
   }
-  return found;
-}
-
-TokenStream text_from_files(const std::vector<std::string>& names) {
-  if (names.empty()) throw Error("no text given: name at least one file or folder");
-  return read_all(text_files(names));
+  return read_all(found);
 }
 
 TokenStream project_text(const fs::path& root) {

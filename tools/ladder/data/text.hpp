@@ -8,18 +8,11 @@
 
 namespace zero::data {
 
-/// The files that `names` stand for, in a fixed order: names as given, files of a name by path.
-///
-/// A name is a file; a folder, which stands for every *.txt and *.md below it (except hidden files
-/// and folders, whose names start with a dot); or a shell pattern such as "corpus/part-*.txt" (see
-/// glob(7)), in which matching folders count as above.
-/// @throws zero::Error for a name that stands for no file.
-std::vector<std::filesystem::path> text_files(const std::vector<std::string>& names);
-
-/// The bytes of text_files(names), one file after the other with nothing between: token ids 0 to
-/// 255. Every rank that needs the text reads it itself.
+/// The bytes of the files `names`, one after the other with nothing between: token ids 0 to 255. A
+/// folder stands for every *.txt and *.md below it by path, except hidden files and folders, whose
+/// names start with a dot. Every rank that needs the text reads it itself.
 /// @throws zero::Error if a file is missing, empty, unreadable or a token file, even a damaged one
-/// (see is_token_file()), or if no name is given.
+/// (see is_token_file()), or if a folder has no such file.
 TokenStream text_from_files(const std::vector<std::string>& names);
 
 /// The project's own prose as training text: below `root` the *.md of the root itself, of docs/,

@@ -40,15 +40,14 @@ const std::string& metadata_of(const File& file, const std::string& key) {
   return found->second;
 }
 
-std::int64_t number_of(const File& file, const std::string& key, std::int64_t least,
-                       std::int64_t most) {
-  const std::string& text = metadata_of(file, key);
+std::int64_t vocabulary_of(const File& file) {
+  const std::string& text = metadata_of(file, "vocabulary");
   const char* const end = text.data() + text.size();
   std::int64_t number = 0;
   const auto [stop, problem] = std::from_chars(text.data(), end, number);
-  if (problem != std::errc() || stop != end || number < least || number > most) {
-    refuse(file.path(), fmt::format("states {} {}; it must be a number from {} to {}", key,
-                                    shown(text), least, most));
+  if (problem != std::errc() || stop != end || number < 1 || number > kLargestVocabulary) {
+    refuse(file.path(), fmt::format("states vocabulary {}; it must be a number from 1 to {}",
+                                    shown(text), kLargestVocabulary));
   }
   return number;
 }
@@ -86,41 +85,9 @@ TokenStream tokens_of(const std::shared_ptr<const File>& file) {
     refuse(file->path(), "its ids must be U8, U16 or I32 in one dimension");
   }
   TokenStream tokens(file, file->bytes("ids").data(), static_cast<int>(c10::elementSize(ids.dtype)),
-                     ids.elements(), number_of(*file, "vocabulary", 1, kLargestVocabulary),
-                     metadata_of(*file, "tokenizer"));
+                     ids.elements(), vocabulary_of(*file), metadata_of(*file, "tokenizer"));
   check_ids(*file, tokens);
   return tokens;
-}
-
-// The values of a tensor, in place.
-std::span<const std::int64_t> numbers_of(const File& file, const std::string& name) {
-  const safetensors::Entry& entry = file.info(name);
-  const char* const bytes = file.bytes(name).data();
-  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes) % alignof(std::int64_t) == 0;
-  if (entry.dtype != at::kLong || entry.shape.size() != 1 || !aligned) {
-    refuse(file.path(), fmt::format("its {} must be I64 in one dimension, aligned", name));
-  }
-  return {reinterpret_cast<const std::int64_t*>(bytes), static_cast<std::size_t>(entry.elements())};
-}
-
-void check_records(const std::filesystem::path& path, const Records& records) {
-  const auto& [tokens, offsets, labels, classes, pad_id, owner] = records;
-  if (offsets.size() != labels.size() + 1 || offsets.front() != 0 ||
-      offsets.back() != tokens.size()) {
-    refuse(path,
-           fmt::format("has {} offsets and {} labels; offsets must be one more and go from 0 to {}",
-                       offsets.size(), labels.size(), tokens.size()));
-  }
-  for (std::size_t i = 0; i < labels.size(); ++i) {
-    if (offsets[i + 1] <= offsets[i]) {
-      refuse(path, fmt::format("has record {} from token {} to {}: no tokens", i, offsets[i],
-                               offsets[i + 1]));
-    }
-    if (labels[i] < 0 || labels[i] >= classes) {
-      refuse(path, fmt::format("has label {} on record {}, outside its {} classes", labels[i], i,
-                               classes));
-    }
-  }
 }
 
 }  // namespace
@@ -134,38 +101,14 @@ bool is_token_file(const std::filesystem::path& path) {
          first.ends_with("{\"__metadata__\"");
 }
 
-TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
+TokenStream read_token_file(const std::filesystem::path& path) {
   if (!is_token_file(path)) refuse_other_format(path);
   const auto file = std::make_shared<const File>(path);
   if (metadata_of(*file, "format") != kFormat) refuse_other_format(path);
   if (metadata_of(*file, kChecksum) != checksum_of(*file)) {
     refuse(path, "is damaged: its checksum does not match");
   }
-  records_.tokens = tokens_of(file);
-  if (!file->metadata().contains("classes")) return;
-  records_.classes = number_of(*file, "classes", 1, kLargestVocabulary);
-  if (file->metadata().contains("pad_id")) {
-    records_.pad_id = number_of(*file, "pad_id", 0, records_.tokens.vocabulary() - 1);
-  }
-  records_.offsets = numbers_of(*file, "offsets");
-  records_.labels = numbers_of(*file, "labels");
-  records_.owner = file;
-  check_records(path, records_);
-  file->mapping().forget(file->mapping().bytes());
-}
-
-const Records& TokenFile::records() const {
-  if (records_.classes == 0) {
-    refuse(path_, "holds a stream of text; labelled records are needed here");
-  }
-  return records_;
-}
-
-const TokenStream& TokenFile::stream() const {
-  if (records_.classes > 0) {
-    refuse(path_, "holds labelled texts, for a classifier; a stream of text is needed here");
-  }
-  return records_.tokens;
+  return tokens_of(file);
 }
 
 }  // namespace zero::data

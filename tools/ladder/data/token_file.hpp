@@ -12,33 +12,17 @@ namespace zero::data {
 /// @throws zero::Error if it is missing, empty, not a regular file or unreadable.
 bool is_token_file(const std::filesystem::path& path);
 
-/// A token file, mapped into memory and checked: safetensors, with the tensors and the metadata
-/// that docs/token-files.md explains. Its pages are not allocated by this process, and ranks on one
-/// machine share one copy.
+/// The tokens of a token file, mapped into memory and checked: safetensors, with the tensor and the
+/// metadata that docs/token-files.md explains. Its pages are not allocated by this process, and
+/// ranks on one machine share one copy.
 ///
 /// Opening checks the whole file (its checksum, every id below the vocabulary), then releases the
-/// pages, so the resident set holds only what is used later. The mapping lives as long as any
-/// stream or records taken from this object. Replace a file in use by renaming another over it, as
-/// prepare.py does; truncating it ends the program.
-///
-/// Any rank may open a file at any time; nothing is communicated.
-class TokenFile {
- public:
-  /// Opens, maps and checks `path`.
-  /// @throws zero::Error as is_token_file() and safetensors::File, and with the path and the reason
-  /// if the file is not a token file, damaged (checksum), or inconsistent (ids, labels or offsets
-  /// of another dtype or out of range).
-  explicit TokenFile(const std::filesystem::path& path);
-
-  /// Labelled texts. @throws zero::Error if the file holds a stream.
-  const Records& records() const;
-
-  /// The tokens of a language-model corpus. @throws zero::Error if the file holds records.
-  const TokenStream& stream() const;
-
- private:
-  std::filesystem::path path_;
-  Records records_;  // for a stream, classes is 0 and only the tokens are set
-};
+/// pages, so the resident set holds only what is used later. The mapping lives as long as any copy
+/// of the stream. Replace a file in use by renaming another over it, as prepare.py does; truncating
+/// it ends the program. Nothing is communicated.
+/// @throws zero::Error as is_token_file() and safetensors::File, and with the path and the reason
+/// if the file is not a token file, damaged (checksum), or inconsistent (ids of another dtype or
+/// out of range).
+TokenStream read_token_file(const std::filesystem::path& path);
 
 }  // namespace zero::data

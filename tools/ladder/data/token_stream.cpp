@@ -82,22 +82,4 @@ std::string TokenStream::fingerprint() const {
   return hash.hex();
 }
 
-std::int64_t Records::length(std::int64_t index) const {
-  const auto i = static_cast<std::size_t>(index);
-  return offsets[i + 1] - offsets[i];
-}
-
-std::string Records::fingerprint() const {
-  base::Sha256 hash;
-  hash.add("records").add(tokens.tokenizer_fingerprint());
-  const std::int64_t shape[] = {tokens.vocabulary(), classes, pad_id, size()};
-  add_numbers(hash, shape);
-  for (std::int64_t i = 0; i < size(); ++i) {
-    const std::int64_t row[] = {labels[static_cast<std::size_t>(i)], length(i)};
-    add_numbers(hash, row);
-  }
-  add_tokens(hash, tokens);
-  return hash.hex();
-}
-
 }  // namespace zero::data

@@ -55,24 +55,4 @@ class TokenStream {
   std::string tokenizer_fingerprint_ = kByteTokenizer;
 };
 
-/// Labelled texts: record i has label labels[i] and the tokens [offsets[i], offsets[i + 1]). Shares
-/// its data like TokenStream.
-struct Records {
-  TokenStream tokens;
-  std::span<const std::int64_t> offsets;  ///< size() + 1 entries, increasing, at least 1 apart
-  std::span<const std::int64_t> labels;   ///< size() entries, each from 0 to classes - 1
-  std::int64_t classes = 0;
-  /// Fills up shorter texts of a batch; any id will do if the model uses lengths.
-  std::int64_t pad_id = 0;
-  std::shared_ptr<const void> owner;  ///< keeps offsets and labels alive
-
-  std::int64_t size() const { return static_cast<std::int64_t>(labels.size()); }
-
-  /// Number of tokens of record `index`, which must be in range.
-  std::int64_t length(std::int64_t index) const;
-
-  /// Like TokenStream::fingerprint(), over these records alone, with labels and lengths.
-  std::string fingerprint() const;
-};
-
 }  // namespace zero::data
