@@ -13,7 +13,6 @@
 #include <tools/support/fake_backend.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
-#include <zero/distributed/fake/fake_backend.hpp>
 
 #include "device.hpp"
 

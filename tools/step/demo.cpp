@@ -11,6 +11,8 @@
 #include <tools/ladder/data/sampler.hpp>
 #include <tools/ladder/registry.hpp>
 #include <tools/ladder/trainer.hpp>
+#include <tools/models/mlp.hpp>
+#include <tools/plots/memory_timeline.hpp>
 #include <tools/support/json.hpp>
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/program.hpp>
@@ -72,16 +74,16 @@ std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held
 // For plot_memory_timeline.py. Times are seconds since the step began, all else is bytes; a sample
 // holds until the next one, and a category that holds nothing is left out. A mark begins a phase.
 void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options,
-                           const memory::Timeline& timeline) {
+                           const plots::Timeline& timeline) {
   tools::Json samples = tools::Json::array(), marks = samples;
-  for (const memory::Timeline::Sample& sample : timeline.samples) {
+  for (const plots::Timeline::Sample& sample : timeline.samples) {
     samples.push_back({{"t", sample.seconds}, {"total", sample.total}});
     for (std::size_t c = 0; c < memory::kCategories; ++c) {
       if (sample.current[c] == 0) continue;
       samples.back()[std::string(memory::name(static_cast<Category>(c)))] = sample.current[c];
     }
   }
-  for (const memory::Timeline::Mark& mark : timeline.marks) {
+  for (const plots::Timeline::Mark& mark : timeline.marks) {
     marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
   }
   const tools::Json mode = {{"mode", options.mode}, {"samples", samples}, {"marks", marks}};
@@ -94,7 +96,7 @@ void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options
 // What no linear model learns, the same on all ranks.
 class Regression {
  public:
-  explicit Regression(const nn::MlpConfig& config) {
+  explicit Regression(const tools::MlpConfig& config) {
     at::manual_seed(1);
     const auto draw = [](std::int64_t rows, std::int64_t columns) {
       return at::rand({rows, columns}) * 2 - 1;
@@ -152,7 +154,7 @@ void train(train::Strategy& strategy, const tools::Loss& loss, const Regression&
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
   const DemoModel chosen = model_of(options);
-  const nn::MlpConfig& config = chosen.config;
+  const tools::MlpConfig& config = chosen.config;
   const Regression dataset(config);
   data::DistributedSampler sampler(Regression::kRows, chosen.batch * communicator.size(),
                                    communicator.rank(), communicator.size(), /*seed=*/1);
