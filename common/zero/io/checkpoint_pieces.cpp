@@ -73,37 +73,37 @@ std::vector<Run> runs_of(at::IntArrayRef shape, const std::vector<Piece>& pieces
     for (std::int64_t first = p.begin, next = 0; first < p.begin + p.size; first = next) {
       next = std::min(p.begin + p.size, (first / run + 1) * run);
       const std::int64_t before = first / run * (stride - run) + p.part * run;  // of other parts
-      runs.push_back({before + first, next - first, first - p.begin, p.file});
+      runs.push_back({p.file, first - p.begin, before + first, next - first});
     }
   }
-  std::ranges::sort(runs, {}, &Run::begin);
+  std::ranges::sort(runs, {}, &Run::to);
   return runs;
 }
 
 void check_complete(const std::string& name, at::IntArrayRef shape,
                     const std::vector<Piece>& pieces) {
   std::vector<Run> runs = runs_of(shape, pieces);
-  runs.push_back({.begin = c10::multiply_integers(shape)});
+  runs.push_back({.to = c10::multiply_integers(shape)});
   std::int64_t end = 0;
   for (const Run& run : runs) {
-    if (run.begin != end) {
-      throw Error(fmt::format("elements {} to {} of '{}' are in {}", std::min(end, run.begin),
-                              std::max(end, run.begin), name,
-                              run.begin > end ? "no file" : "several files"));
+    if (run.to != end) {
+      throw Error(fmt::format("elements {} to {} of '{}' are in {}", std::min(end, run.to),
+                              std::max(end, run.to), name,
+                              run.to > end ? "no file" : "several files"));
     }
     end += run.size;
   }
 }
 
-std::vector<Copy> copies(const std::vector<Run>& saved, const std::vector<Run>& wanted) {
-  std::vector<Copy> all;
-  auto from = saved.begin();
-  for (const Run& to : wanted) {
-    for (std::int64_t begin = to.begin, end = 0; begin < to.begin + to.size; begin = end) {
-      while (from->begin + from->size <= begin) ++from;
-      end = std::min(from->begin + from->size, to.begin + to.size);
-      const Copy next{from->file, from->at + begin - from->begin, to.at + begin - to.begin,
-                      end - begin};
+std::vector<Run> copies(const std::vector<Run>& saved, const std::vector<Run>& wanted) {
+  std::vector<Run> all;
+  auto there = saved.begin();
+  for (const Run& here : wanted) {
+    for (std::int64_t begin = here.to, end = 0; begin < here.to + here.size; begin = end) {
+      while (there->to + there->size <= begin) ++there;
+      end = std::min(there->to + there->size, here.to + here.size);
+      const Run next{there->file, there->from + begin - there->to, here.from + begin - here.to,
+                     end - begin};
       // Runs of tensors that are cut alike follow each other on both sides.
       if (!all.empty() && all.back().file == next.file &&
           all.back().from + all.back().size == next.from &&

@@ -28,12 +28,14 @@ struct Piece {
 /// `size` elements from `begin` on of what this rank has of a tensor that is placed so.
 Piece piece_of(const nn::TensorPlacement& placement, std::int64_t begin, std::int64_t size);
 
-/// Elements that follow each other in the whole flattened tensor and in a piece.
+/// Elements that follow each other in a piece of a file and in the whole flattened tensor, or in
+/// another piece.
 struct Run {
-  std::int64_t begin = 0;  ///< in the whole
+  std::size_t file = 0;
+  std::int64_t from = 0;  ///< in the piece of the file
+  std::int64_t to = 0;    ///< in the other
   std::int64_t size = 0;
-  std::int64_t at = 0;   ///< where they begin in the piece
-  std::size_t file = 0;  ///< of the piece
+  bool operator==(const Run&) const = default;
 };
 
 /// The elements of pieces of a tensor of this shape, in the order of the whole.
@@ -43,17 +45,8 @@ std::vector<Run> runs_of(at::IntArrayRef shape, const std::vector<Piece>& pieces
 void check_complete(const std::string& name, at::IntArrayRef shape,
                     const std::vector<Piece>& pieces);
 
-/// Elements to copy that follow each other in a saved piece and in a wanted one.
-struct Copy {
-  std::size_t file = 0;
-  std::int64_t from = 0;  ///< in the saved piece
-  std::int64_t to = 0;    ///< in the wanted one
-  std::int64_t size = 0;
-  bool operator==(const Copy&) const = default;
-};
-
 /// What to copy from `saved`, the runs of complete pieces, to have `wanted`, those of one piece.
-std::vector<Copy> copies(const std::vector<Run>& saved, const std::vector<Run>& wanted);
+std::vector<Run> copies(const std::vector<Run>& saved, const std::vector<Run>& wanted);
 
 // A file has one piece at most of a parameter NAME, flat, as "parameter/NAME", and the states of
 // its elements as "STATE/NAME"; each with a text of the same name in the metadata.

@@ -14,6 +14,7 @@ namespace zero::io::checkpoint {
 namespace {
 
 using testing::expect_error;
+using Copies = std::vector<Run>;  // in a test Run is another one
 
 // How a tensor axis cuts a tensor.
 struct Cut {
@@ -38,8 +39,8 @@ at::Tensor values_of(const Piece& p, const at::Tensor& whole) {
   return whole.chunk(p.parts, p.dim)[p.part].flatten().narrow(0, p.begin, p.size);
 }
 
-std::vector<Copy> copies_to(const std::vector<std::int64_t>& shape, const std::vector<Piece>& saved,
-                            const Piece& wanted) {
+Copies copies_to(const std::vector<std::int64_t>& shape, const std::vector<Piece>& saved,
+                 const Piece& wanted) {
   return copies(runs_of(shape, saved), runs_of(shape, {wanted}));
 }
 
@@ -55,7 +56,7 @@ TEST(CheckpointPieces, OfAnyCutComeFromThoseOfAnyOther) {
         for (const Piece& wanted : pieces_of(shape, b, 7)) {
           SCOPED_TRACE(fmt::format("{}/{} to {}/{}", a.dim, a.parts, b.dim, b.parts));
           const at::Tensor loaded = at::full({wanted.size}, -1, at::kLong);
-          for (const Copy& c : copies_to(shape, saved, wanted)) {
+          for (const auto& c : copies_to(shape, saved, wanted)) {
             loaded.narrow(0, c.to, c.size)
                 .copy_(values_of(saved[c.file], whole).narrow(0, c.from, c.size));
           }
@@ -69,7 +70,7 @@ TEST(CheckpointPieces, OfAnyCutComeFromThoseOfAnyOther) {
 TEST(CheckpointPieces, ThatAreCutAlikeAreCopiedAsOne) {
   const std::vector<std::int64_t> shape = {1000, 64};
   const std::vector<Piece> saved = pieces_of(shape, {1, 2}, 32000);
-  EXPECT_EQ(copies_to(shape, saved, saved[1]), (std::vector<Copy>{{1, 0, 0, 32000}}));
+  EXPECT_EQ(copies_to(shape, saved, saved[1]), (Copies{{1, 0, 0, 32000}}));
 }
 
 // The example of lesson 04.4.
@@ -84,10 +85,9 @@ TEST(CheckpointPieces, SixHundredElementsOfTwoRanksOnThree) {
     return pieces;
   };
   const std::vector<Piece> saved = shards_of(2), wanted = shards_of(3);
-  EXPECT_EQ(copies_to({600}, saved, wanted[0]), (std::vector<Copy>{{0, 0, 0, 256}}));
-  EXPECT_EQ(copies_to({600}, saved, wanted[1]),
-            (std::vector<Copy>{{0, 256, 0, 64}, {1, 0, 64, 192}}));
-  EXPECT_EQ(copies_to({600}, saved, wanted[2]), (std::vector<Copy>{{1, 192, 0, 88}}));
+  EXPECT_EQ(copies_to({600}, saved, wanted[0]), (Copies{{0, 0, 0, 256}}));
+  EXPECT_EQ(copies_to({600}, saved, wanted[1]), (Copies{{0, 256, 0, 64}, {1, 0, 64, 192}}));
+  EXPECT_EQ(copies_to({600}, saved, wanted[2]), (Copies{{1, 192, 0, 88}}));
 }
 
 TEST(CheckpointPieces, GapsAndOverlapsAreRefused) {
@@ -121,8 +121,7 @@ TEST(CheckpointPieces, GapsAndOverlapsAreRefused) {
 TEST(CheckpointPieces, OfScalarsAndOfNothing) {
   EXPECT_NO_THROW(check_complete("w", {}, {{.size = 1}}));
   EXPECT_NO_THROW(check_complete("w", {3, 0}, {}));
-  EXPECT_EQ(copies_to({}, {{.size = 1, .file = 4}}, {.size = 1}),
-            (std::vector<Copy>{{4, 0, 0, 1}}));
+  EXPECT_EQ(copies_to({}, {{.size = 1, .file = 4}}, {.size = 1}), (Copies{{4, 0, 0, 1}}));
   EXPECT_TRUE(copies_to({3, 0}, {}, {}).empty());
 }
 

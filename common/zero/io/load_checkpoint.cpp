@@ -155,7 +155,7 @@ class Loader {
     const nn::Parameter& p = strategy_.list().parameters[i];
     const SavedTensor& from = saved(i).at(kind);
     const Piece mine = piece_of(p.placement, part.begin, part.tensor.numel());
-    for (const Copy& c : copies(runs_of(from.shape, from.pieces), runs_of(from.shape, {mine}))) {
+    for (const Run& c : copies(runs_of(from.shape, from.pieces), runs_of(from.shape, {mine}))) {
       files_[c.file].read_range_into(stored_name(kind, p.name), c.from,
                                      part.tensor.narrow(0, c.to, c.size));
     }
