@@ -282,7 +282,7 @@ class Exercise(Script):
         self.assertEqual(paths, sorted(paths), "core before further")
         core = [row[0] for row in rows if row[-1] == "core"]
         self.assertEqual(core, ["00a", "00b", "00c", "01a", "01b", "01c", "02a", "02c", "02d", "02b",
-                                "03b", "03a", "03f", "03c", "03g", "04b", "05a"], "in the order of the pages")
+                                "03b", "03a", "03f", "03c", "03g", "03h", "04b", "05a"], "in the order of the pages")
         (self.repository / "01_zero1/README.md").write_text("# 01\n\n*Further.* 30 minutes.\n")
         self.assertEqual(self.course("01b")[-1], "further", "as the head line of the page says")
 
