@@ -5,6 +5,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_state.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/llama.hpp>

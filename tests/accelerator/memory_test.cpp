@@ -9,7 +9,7 @@
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/accelerator/host_views.hpp>
-#include <zero/nn/random_state.hpp>
+#include <zero/nn/checkpoint.hpp>
 
 namespace zero::testing::emulated {
 namespace {
@@ -62,14 +62,19 @@ TEST_F(MemoryTest, IsNotTheHosts) {
   EXPECT_TRUE(is_two(t));
 }
 
-TEST_F(MemoryTest, OfRandomNumbersIsRestored) {
-  const at::Tensor t = at::ones({20}, kDevice);
-  const nn::RandomState state({t});
-  const at::Tensor first = t.clone().normal_();
-  EXPECT_FALSE(nn::RandomState({t}) == state);
-  state.restore();
-  EXPECT_TRUE(nn::RandomState({t}) == state);
-  EXPECT_TRUE(at::equal(t.clone().normal_(), first));
+TEST_F(MemoryTest, ACheckpointDrawsTheDevicesRandomNumbersAgain) {
+  std::vector<at::Tensor> drawn;
+  const at::Tensor loss = nn::checkpoint(
+      [&drawn](const std::vector<at::Tensor>& inputs) {
+        drawn.push_back(inputs[0].detach().clone().normal_());
+        return (inputs[0] * drawn.back()).sum();
+      },
+      {at::ones({20}, at::TensorOptions(kDevice).requires_grad(true))});
+  const at::Tensor between = at::ones({20}, kDevice).normal_();
+  loss.backward();
+  ASSERT_EQ(drawn.size(), 2U);
+  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
+  EXPECT_FALSE(at::equal(drawn[0], between));
 }
 
 }  // namespace

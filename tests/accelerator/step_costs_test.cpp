@@ -12,6 +12,7 @@
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/split_run.hpp>
+#include <tools/models/presets.hpp>
 #include <zero/engine.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
@@ -101,7 +102,7 @@ class StepCosts : public ::testing::TestWithParam<int> {};
 TEST_P(StepCosts, AreOneHostWaitFewExchangesAndFewLaunchesMoreThanThePlainModules) {
   const RankOptions ranks{.world_size = GetParam(), .order = dist::ReductionOrder::kNative};
   emulated::on_emulated_ranks(ranks, [](dist::Communicator& communicator) {
-    const nn::LlamaConfig config = nn::preset("llama-20m");
+    const nn::LlamaConfig config = tools::preset("llama-20m");
     const StepCost plain = of_plain_module(communicator, config);
     for (const int stage : {0, 1, 2, 3, kOffloads}) {
       const bool offloads = stage == kOffloads;

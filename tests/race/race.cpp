@@ -257,7 +257,7 @@ class TwinBackend final : public dist::Backend {
 };
 
 dist::Connection twins(unsigned seed, const Purpose* broken) {
-  return {.size = kRanks, .cpu = std::make_unique<TwinBackend>(seed, broken)};
+  return {.place = {.size = kRanks}, .cpu = std::make_unique<TwinBackend>(seed, broken)};
 }
 
 // ---- the model

@@ -9,6 +9,7 @@
 #include <optional>
 #include <thread>
 
+#include <tools/support/fake_backend.hpp>
 #include <tools/support/json.hpp>
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>

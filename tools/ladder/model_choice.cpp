@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include <tools/models/presets.hpp>
 #include <zero/base/error.hpp>
 
 #include "device.hpp"
@@ -84,7 +85,7 @@ void choose_model(Options& options) {
   }
   throw Error(fmt::format(
       "{}; take fewer ranks, a smaller --model ({}), a smaller --batch or a shorter --seq-len",
-      need_text(options, available), fmt::join(nn::preset_names(), ", ")));
+      need_text(options, available), fmt::join(tools::preset_names(), ", ")));
 }
 
 }  // namespace zero::ladder

@@ -61,7 +61,9 @@ void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--data", o.data,
                  "texts, or a token file of ./run data; without it this project's own")
       ->check(refuse_empty);
-  number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
+  number(app, "--lr", o.learning_rate, 0, 1e9, "learning rate");
+  choice(app, "--optimizer", o.optimizer, {"adamw", "muon"},
+         "muon: of hidden matrices, under modes that leave them whole (ddp, zero1 to zero3)");
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
@@ -191,17 +193,7 @@ Options parse(int argc, char** argv) {
   add_output_options(app, o);
   add_checkpoint_options(app, o.checkpoint);
   add_fake_options(app, o.fake);
-  tools::parse_arguments(
-      app, "ladder", argc, argv,
-      {{"--epochs", "--steps says how long a run is"},
-       {"--ownership", "./run step 04 shares compares the rules"},
-       {"--offload", "--modes zero3,engine3:offload=FOLDER has it beside ZeRO-3"},
-       {"--shard-size", "--modes hsdp3:shard_size=S, or --ranks-per-host S for all modes"},
-       {"--memory-timeline", "./run step 03 --memory-timeline FILE"},
-       {"--validation", "Engine::evaluate() has a program's own"},
-       {"--pipeline-schedule", "it is 1F1B; ./run step 09 --small 4 gpipe shows the other"},
-       {"--assume-free-memory",
-        "without --model the ladder takes the largest that is known to fit"}});
+  tools::parse_arguments(app, "ladder", argc, argv);
   if (o.reviews() && !o.data.empty()) {
     throw Error("--task reviews has reviews of its own: leave out --data");
   }

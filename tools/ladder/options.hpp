@@ -52,7 +52,8 @@ struct Options {
   std::int64_t batch = 1;          ///< samples of a rank in a micro-batch
   std::int64_t micro_batches = 0;  ///< of a step
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
-  std::string dtype = "fp32";  ///< or bf16, which keeps fp32 masters
+  std::string optimizer = "adamw";  ///< or muon, for hidden matrices
+  std::string dtype = "fp32";       ///< or bf16, which keeps fp32 masters
   std::string device = "cpu";
   bool activation_checkpointing = false;
   bool activations_on_host = false;  ///< what a checkpoint keeps

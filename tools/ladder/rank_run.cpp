@@ -211,7 +211,7 @@ class RankRun {
     values_ = first_values();
     strategy_ = all_modes().make(mode, {.module = *model_,
                                         .mesh = mesh_,
-                                        .optimizer = optimizer_of(options),
+                                        .optimizer = optimizer_of(options, *model_),
                                         .values = values_.get()});
     trainer_ = make_trainer();
     if (!options.checkpoint.resume.empty()) resume();

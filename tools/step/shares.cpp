@@ -12,6 +12,7 @@
 #include <numeric>
 #include <vector>
 
+#include <tools/models/presets.hpp>
 #include <tools/support/json.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/names.hpp>
@@ -122,7 +123,7 @@ int run(int argc, char** argv) {
   app.add_option("--json", json, "write the shares here; ./run draws them beside it");
   CLI11_PARSE(app, argc, argv);
   return run_program("shares", [&] {
-    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(nn::preset(model)); });
+    const auto llama = nn::defer([&] { return std::make_shared<nn::Llama>(tools::preset(model)); });
     const nn::ParameterList list = nn::list_parameters(*llama);
     const tools::Json document = compare(model, list);
     if (!json.empty()) tools::write_json(json, document);

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include <zero/base/names.hpp>
+
 namespace zero::tools {
 
 namespace {
@@ -27,8 +29,7 @@ std::string explain_extras(const CLI::App& app) {
 
 }  // namespace
 
-void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv,
-                     std::initializer_list<base::Removed> removed) {
+void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
