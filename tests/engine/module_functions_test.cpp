@@ -5,6 +5,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -89,12 +90,17 @@ std::shared_ptr<Net> loaded(const std::string& path) {
   return net;
 }
 
+// What was saved while an engine had it may share memory, which list_parameters() refuses.
 void expect_values(Net& net, const std::vector<at::Tensor>& expected) {
-  const std::vector<nn::Parameter> parameters = nn::list_parameters(net).parameters;
+  std::vector<at::Tensor> parameters;
+  for (const at::Tensor& p : net.parameters()) {
+    const auto is_it = [&p](const at::Tensor& other) { return other.is_same(p); };
+    if (std::ranges::none_of(parameters, is_it)) parameters.push_back(p);
+  }
   ASSERT_EQ(parameters.size(), expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(at::equal(parameters[i].tensor, expected[i])) << parameters[i].name;
-    EXPECT_TRUE(parameters[i].tensor.requires_grad());
+    EXPECT_TRUE(at::equal(parameters[i], expected[i])) << i;
+    EXPECT_TRUE(parameters[i].requires_grad());
   }
   EXPECT_EQ(net.buffers().front()[1].item<float>(), 7.0F);
 }
@@ -109,10 +115,10 @@ TEST_P(ModuleFunctions, SaveIsRightWhereParametersAreWholeAndElseAnError) {
     run.steps(0, 2);
     const std::vector<at::Tensor> expected = run.weights();
     if (stage == 3) {
-      for (const auto& part :
-           std::vector<std::shared_ptr<torch::nn::Module>>{run.net, run.net->scale}) {
+      const std::vector<std::shared_ptr<torch::nn::Module>> parts = {run.net, run.net->scale};
+      for (const auto& part : parts) {
         EXPECT_THAT(thrown_by([&] { torch::save(part, run.path); }),
-                    AllOf(HasSubstr("scale.weight"), HasSubstr("UnshardedParameters")));
+                    AllOf(HasSubstr("a read of parameter '"), HasSubstr("UnshardedParameters")));
       }
       run.with_whole_units([&] { torch::save(run.net, run.path); });
     } else {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <set>
 #include <utility>
 #include <vector>
@@ -112,9 +113,8 @@ void Keys::require(std::function<bool()> is_right, std::string wrong) {
 }
 
 std::vector<std::string> Keys::names() const {
-  std::vector<std::string> names;
-  for (const auto& field : fields_) names.push_back(field.first);
-  return names;
+  const auto keys = fields_ | std::views::keys;
+  return {keys.begin(), keys.end()};
 }
 
 void Keys::read(const Json& object) const {

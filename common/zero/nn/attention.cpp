@@ -44,8 +44,7 @@ struct RotateFunction : Function<RotateFunction> {
 // [B, H times, S, D].
 at::Tensor repeat_heads(const at::Tensor& x, std::int64_t times) {
   if (times == 1) return x;
-  const auto b = x.size(0), h = x.size(1), s = x.size(2), d = x.size(3);
-  return x.unsqueeze(2).expand({b, h, times, s, d}).reshape({b, h * times, s, d});
+  return x.unsqueeze(2).expand({-1, -1, times, -1, -1}).flatten(1, 2);
 }
 
 }  // namespace

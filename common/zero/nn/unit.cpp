@@ -11,12 +11,6 @@
 namespace zero::nn {
 namespace {
 
-// Whether no operation since number `began` made it: an input that is handed on, or a leaf.
-bool is_of_others(const at::Tensor& output, std::uint64_t began) {
-  if (!output.defined() || !output.requires_grad()) return false;
-  return output.is_leaf() || output.grad_fn()->sequence_nr() < began;
-}
-
 // The operation of the last output becomes the last one of the unit, so that its backward comes
 // before that of what leaves the unit otherwise, such as a loss of its own. `began`: the number of
 // the unit's first operation.
@@ -60,8 +54,12 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
   hooks_->post_forward(*this);
   if (c10::GradMode::is_enabled()) {
     for (at::Tensor& output : outputs) {
-      // Ranks on which the unit does nothing call its hooks in the same order as others.
-      if (is_of_others(output, began)) output = output.view_as(output);
+      if (!output.defined() || !output.requires_grad()) continue;
+      // An input that is handed on, or a leaf, gets an operation of this unit: ranks on which it
+      // does nothing call its hooks in the same order as others.
+      if (output.is_leaf() || output.grad_fn()->sequence_nr() < began) {
+        output = output.view_as(output);
+      }
     }
     put_last(outputs, began);
     watch(*this, outputs);

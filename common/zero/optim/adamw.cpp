@@ -90,8 +90,7 @@ struct Slot {
   at::Tensor average = {}, average_of_squares = {};
 };
 
-constexpr const char* kAverage = "exp_avg";
-constexpr const char* kAverageOfSquares = "exp_avg_sq";
+constexpr const char *kAverage = "exp_avg", *kAverageOfSquares = "exp_avg_sq";
 
 class AdamW final : public Optimizer {
  public:
@@ -120,8 +119,15 @@ class AdamW final : public Optimizer {
            slot.average_of_squares});
     }
     for (const auto& [key, parameters] : alike) {
-      run_padded(parameters, [&, &k = key](const Lists& lists) {
-        update(lists, options_[std::get<0>(k)], std::get<1>(k));
+      const auto& [group, step, dtype] = key;
+      run_padded(parameters, [&o = options_[group], count = step](const Lists& lists) {
+        // The kernel wants the step count as a tensor per parameter; all can be the same one.
+        const std::vector<at::Tensor> counts(
+            lists[0].size(),
+            at::full({}, static_cast<double>(count), lists[0].front().options().dtype(at::kFloat)));
+        at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
+                          o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,
+                          /*amsgrad=*/false, /*maximize=*/false);
       });
     }
   }
@@ -190,16 +196,6 @@ class AdamW final : public Optimizer {
   }
 
  private:
-  static void update(const Lists& lists, const AdamWOptions& o, std::int64_t step) {
-    // The kernel wants the step count as a tensor per parameter; all can be the same one.
-    const at::Tensor count =
-        at::full({}, static_cast<double>(step), lists[0].front().options().dtype(at::kFloat));
-    const std::vector<at::Tensor> counts(lists[0].size(), count);
-    at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
-                      o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,
-                      /*amsgrad=*/false, /*maximize=*/false);
-  }
-
   static void check_state(const std::string& name, const at::Tensor& state,
                           const at::Tensor& parameter) {
     if (state.dim() == 1 && state.is_contiguous() && state.numel() == parameter.numel() &&

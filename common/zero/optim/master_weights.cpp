@@ -30,9 +30,8 @@ struct MasterSlot {
   // update. Else the parameter itself.
   at::Tensor held;
   bool has_master = false;
-  // The parameter's version counter when it was the rounded master.
-  static constexpr std::int64_t kUnknown = -1;
-  std::int64_t version = kUnknown;
+  // The parameter's version counter when it was the rounded master; -1: unknown.
+  std::int64_t version = -1;
 };
 
 MasterSlot master_slot(const at::Tensor& parameter) {
@@ -129,7 +128,7 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
       memory::separate_storage(slot->held);
     }
     slot->has_master = updated;
-    slot->version = MasterSlot::kUnknown;
+    slot->version = -1;
     inner_->load_state(slot->held, steps, inner);
   }
 
@@ -140,7 +139,7 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
     if (!slot->has_master) memory::allocate_storage(slot->held);
     memory::raw(slot->held).view({-1}).copy_(values);
     slot->has_master = true;
-    slot->version = MasterSlot::kUnknown;
+    slot->version = -1;
   }
 
  private:

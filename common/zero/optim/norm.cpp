@@ -111,8 +111,7 @@ double norm_from_squares(const std::vector<double>& squares) {
 }
 
 float clip_coefficient(float norm, double max_norm) {
-  const auto limit = static_cast<float>(max_norm);
-  return std::min(1.0F, limit / (norm + 1e-6F));
+  return std::min(1.0F, static_cast<float>(max_norm) / (norm + 1e-6F));
 }
 
 double clip_coefficient(double norm, double max_norm) {
