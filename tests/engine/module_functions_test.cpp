@@ -117,8 +117,9 @@ TEST_P(ModuleFunctions, SaveIsRightWhereParametersAreWholeAndElseAnError) {
     if (stage == 3) {
       const std::vector<std::shared_ptr<torch::nn::Module>> parts = {run.net, run.net->scale};
       for (const auto& part : parts) {
-        EXPECT_THAT(thrown_by([&] { torch::save(part, run.path); }),
-                    AllOf(HasSubstr("of the root, which is not whole"), HasSubstr("UnshardedParameters")));
+        EXPECT_THAT(
+            thrown_by([&] { torch::save(part, run.path); }),
+            AllOf(HasSubstr("of the root, which is not whole"), HasSubstr("UnshardedParameters")));
       }
       run.with_whole_units([&] { torch::save(run.net, run.path); });
     } else {
