@@ -7,6 +7,7 @@
 #include <tests/support/accelerator/device_memory.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
 #include <tests/support/engine_run.hpp>
+#include <tests/support/hooked_optimizer.hpp>
 #include <tests/support/moved_to.hpp>
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/test_folder.hpp>
