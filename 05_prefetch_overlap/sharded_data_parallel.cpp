@@ -146,7 +146,7 @@ void ShardedDataParallel::finish_backward() {
     in_flight_.finish();
     flat_.finish_rests();
   }
-  Strategy::finish_backward();  // drops the gradients that no rank used; the others stay
+  Strategy::finish_backward();
   // Here and not at the end of backward: by now all ranks have started the same reductions.
   compare_order(backward_, "backward");
   backward_.keep(backward_.seen());

@@ -17,7 +17,7 @@ namespace zero {
 /// as possible:
 ///
 ///   - a bucket of gradients is sent when backward has filled it and those before it in the order
-///     that all ranks have, at stage 3 when its unit's backward is over;
+///     that all ranks have, at stage 3 within its unit's backward;
 ///   - at stage 3 the next units are gathered while a unit runs;
 ///   - at stages 1 and 2, with the option defer_parameter_gather, updated parameters are gathered
 ///     while the next forward begins: each unit waits for its own.

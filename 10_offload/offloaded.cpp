@@ -121,6 +121,13 @@ class Offloaded final : public OptimizerAround<OffloadedSlot> {
     slot->lost = false;
   }
 
+  void take_exact(const at::Tensor&, const at::Tensor&) override {
+    if (!inner_->keeps_exact()) return;
+    throw Error(
+        "master weights on a disk cannot take values before they are rounded to parameters of 2 "
+        "bytes: load them into an engine without offload, save a checkpoint, and load that");
+  }
+
   bool is_offloaded() const override { return true; }
 
   OffloadTraffic offload_traffic() const override { return file_.traffic(); }

@@ -176,7 +176,6 @@ class ParametersInFile final : public train::ParameterTransfer {
       if (lost.any().item<bool>()) shards_.fail();
     });
   }
-  bool reads_shard() const override { return false; }
   bool takes(const at::Tensor& shard) override {
     shards_.take(slot_, shard);
     return true;

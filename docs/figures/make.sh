@@ -12,6 +12,6 @@ trace 05_host out/trace.{tensor_zero3,engine3}.rank0.json
   --trace out/link.json --modes tensor_zero3,engine3
 trace 05 out/link.{tensor_zero3,engine3}.rank0.json
 
-for c in 00 01 02 03 04 05; do ./run step $c --memory-timeline out/memory_timeline/$c.json; done
+for c in 02 03; do ./run step $c --memory-timeline out/memory_timeline/$c.json; done
 .venv/bin/python tools/plots/plot_memory_timeline.py --out docs/figures/memory_timeline out/memory_timeline/*.json
 rm docs/figures/memory_timeline_*.svg

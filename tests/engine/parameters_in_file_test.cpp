@@ -198,6 +198,24 @@ TEST_P(ParametersInFile, TheProgramFindsWhatItWrites) {
   });
 }
 
+// Of shards in a file too; states on a disk say that they cannot.
+TEST_P(ParametersInFile, MastersHaveLoadedValuesBeforeTheyAreRounded) {
+  const TestFolder folder;
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    InFileRun resident(communicator, {}, at::kBFloat16);
+    InFileRun run(communicator, parameters_in(folder.path()), at::kBFloat16);
+    auto dict = io::state_dict(resident.engine.strategy(), io::WholeOn::kAllRanks);
+    for (auto& [name, tensor] : dict) tensor = tensor.to(at::kFloat) * 1.001;
+    for (InFileRun* each : {&resident, &run}) {
+      each->engine.load_weights(dict);
+      each->steps(0, 2);
+    }
+    EXPECT_TRUE(same_state(run.state(), resident.state()));
+    InFileRun on_disk(communicator, {.offload = folder.path().string()}, at::kBFloat16);
+    expect_error([&] { on_disk.engine.load_weights(dict); }, {"master weights on a disk"});
+  });
+}
+
 // ---- what fails
 
 // Whatever reads weights or updates them.

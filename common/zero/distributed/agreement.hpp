@@ -38,8 +38,8 @@ void run_on_all_ranks(Communicator& communicator, const std::string& what,
 /// "rank 1", "ranks 1, 3": for messages.
 std::string ranks_text(const std::vector<int>& ranks);
 
-/// A number that differs if tensors do: FNV-1a of their elements and sizes, those of a GPU left
-/// out, because the host would wait for them. `before`: that of the tensors before these.
+/// A number that differs if tensors do: FNV-1a of their elements and how many they are, those of a
+/// GPU left out, because the host would wait for them. `before`: that of the tensors before these.
 std::uint64_t digest(const std::vector<at::Tensor>& tensors,
                      std::uint64_t before = 14695981039346656037ULL);
 

@@ -13,7 +13,8 @@
 #include <zero/distributed/traffic.hpp>
 #include <zero/distributed/work.hpp>
 
-/// Communication between ranks. Nothing outside this folder names c10d, Gloo or NCCL.
+/// Communication between ranks. Nothing else in the library names c10d, Gloo or
+/// NCCL, but memory/cuda_memory.cpp.
 namespace zero::dist {
 
 class Backend;

@@ -78,8 +78,8 @@ void put(train::Strategy& strategy, const Source& source, const std::vector<std:
       p.tensor.detach().copy_(mine);
       const train::ParameterShard& updated = strategy.placement(i).updated;
       if (!is_half || !updated.tensor.defined() || !p.tensor.requires_grad()) continue;
-      strategy.optimizer().take_exact(
-          updated.tensor, mine.flatten().narrow(0, updated.begin, updated.tensor.numel()));
+      const at::Tensor exact = mine.flatten().narrow(0, updated.begin, updated.tensor.numel());
+      problem.keep([&] { strategy.optimizer().take_exact(updated.tensor, exact); });
     }
   }
   for (const auto& [name, buffer] : buffers_of(strategy)) {

@@ -128,8 +128,6 @@ TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
 
 }  // namespace
 
-bool detail::is_deferring() { return made != nullptr; }
-
 void detail::construct_deferred(const std::function<torch::nn::Module&()>& construct) {
   if (made != nullptr) throw Error("zero::nn::defer() inside another");
   MadeTensors tensors;

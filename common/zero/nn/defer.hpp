@@ -8,8 +8,6 @@ namespace zero::nn {
 
 namespace detail {
 void construct_deferred(const std::function<torch::nn::Module&()>& construct);
-/// Whether it runs on this thread.
-bool is_deferring();
 }  // namespace detail
 
 /// Constructs a module, of torch::nn or of nn::Layer, whose parameters have shapes and no values:

@@ -141,6 +141,7 @@ class MasterWeights final : public OptimizerAround<MasterSlot> {
     slot->has_master = true;
     slot->version = -1;
   }
+  bool keeps_exact() const override { return keeps_masters_; }
 
  private:
   // On a GPU a list of tensors takes hardly more kernels than one tensor, and the host does not

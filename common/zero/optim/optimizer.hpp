@@ -26,7 +26,8 @@ struct OffloadTraffic {
   }
 };
 
-/// What a strategy needs from an optimizer: update, and forget parameters that other ranks own.
+/// What a strategy, checkpoints and offload need from an optimizer. First of all: to update, and to
+/// forget parameters that other ranks own.
 ///
 /// Optimizer state is created at a parameter's first update, so that a rank that narrows its
 /// optimizer before the first step never holds state for what it does not own. All functions act on
@@ -118,8 +119,11 @@ class Optimizer {
                           const std::map<std::string, at::Tensor>& states);
 
   /// `values`, flat, are those of a parameter that it holds before they were rounded to its type:
-  /// what it keeps in a wider type (with_master_weights()) becomes them. Others do nothing.
+  /// what it keeps in a wider type (with_master_weights()) becomes them. Others do nothing. Throws
+  /// zero::Error if that lies on a disk.
   virtual void take_exact(const at::Tensor& /*parameter*/, const at::Tensor& /*values*/) {}
+  /// Whether it keeps anything in a wider type.
+  virtual bool keeps_exact() const { return false; }
 
   /// Sets the learning rate of every parameter group, from the next step on. Throws zero::Error if
   /// it is negative or not finite.

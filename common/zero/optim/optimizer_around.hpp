@@ -13,8 +13,8 @@
 namespace zero::optim {
 
 /// An optimizer around an inner one, which updates. For each parameter `slot.parameter` the inner
-/// one holds `slot.held`, the parameter itself or a tensor in its place. What is not overridden,
-/// the inner one answers for what it holds.
+/// one holds `slot.held`, the parameter itself or a tensor in its place. What is not overridden
+/// here, such as what concerns gradients, is as in Optimizer.
 template <typename Slot>
 class OptimizerAround : public Optimizer {
  public:
@@ -54,6 +54,10 @@ class OptimizerAround : public Optimizer {
                   const std::map<std::string, at::Tensor>& states) override {
     inner_->load_state(held(parameter), steps, states);
   }
+  void take_exact(const at::Tensor& parameter, const at::Tensor& values) override {
+    inner_->take_exact(held(parameter), values);
+  }
+  bool keeps_exact() const override { return inner_->keeps_exact(); }
   void set_gradient_scale(double scale) override { inner_->set_gradient_scale(scale); }
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
   void set_learning_rates(const std::vector<double>& rates) override {

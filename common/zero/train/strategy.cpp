@@ -178,9 +178,9 @@ void Strategy::reduce_after_backward(std::vector<UnitSchedule::Item> items,
 void Strategy::finish_backward() {
   if (!reduces_now()) return;
   passes_.schedule().reduce_all();
-  // Drops gradients of parameters that no rank used. On a tensor axis, adds up those on the
-  // residual stream. Adds up the averages of micro-batches if each was reduced by itself. Changes
-  // no other.
+  // Drops gradients of parameters that no rank used, unless report() does so later. On a tensor
+  // axis, adds up those on the residual stream. Adds up the averages of micro-batches if each was
+  // reduced by itself. Changes no other.
   averaged_.complete(/*is_last_micro_batch=*/requires_gradient_sync_);
   if (requires_gradient_sync_) optimizer_->finish_taking();
   awaits_reduction_ = false;

@@ -31,8 +31,8 @@ namespace zero::train {
 ///     sync_parameters()
 ///     zero_grad()                may come later: gradients stay readable until then
 ///
-/// All ranks must call all functions except plain getters, in the same order. Each call blocks
-/// until this rank's part is done, and throws zero::Error when a peer fails.
+/// All ranks must call all functions except plain getters and bring(), in the same order. Each call
+/// blocks until this rank's part is done, and throws zero::Error when a peer fails.
 ///
 /// A chapter derives a class. Its constructor says what this rank keeps (shard_optimizer()) and
 /// when gradients are reduced, and it overrides what its stage does in another way: chapter 00

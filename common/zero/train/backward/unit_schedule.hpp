@@ -55,7 +55,8 @@ class UnitSchedule {
   };
 
   struct Actions {
-    /// Makes the parameters of a unit whole on all ranks. Does nothing if they are.
+    /// Makes the parameters of a unit whole on all ranks. Does nothing if they are, unless they
+    /// were rounded on the way and the program is to read them (Gather::kRead).
     std::function<void(std::size_t unit, Gather why)> gather;
     /// Drops what this rank does not keep of a unit that nobody uses. Does nothing if it has been
     /// dropped.
@@ -151,7 +152,7 @@ class UnitSchedule {
 
  private:
   enum class State : std::uint8_t {
-    kAbsent,   // all its parameters are frozen
+    kAbsent,   // all its parameters are frozen, or no backward runs
     kFilling,  // gradients are still to come
     kWaiting,  // may be reduced, after those before it
     kReduced,

@@ -23,7 +23,7 @@ namespace zero::train {
 /// The caller can compute in between. All ranks call start_reduce() in the same order.
 ///
 /// Memory, with F the bytes of the padded buffer and N ranks: F from the first gradient to drop();
-/// at stages 2 and 3 only to finish_reduce(), which leaves F/N.
+/// at stages 2 and 3, and where averages are added up, only to finish_reduce(), which leaves F/N.
 class FlatGradients {
  public:
   /// What is passed by reference must outlive this object.
@@ -70,7 +70,7 @@ class FlatGradients {
 
   bool is_reducing_ = false;
   at::Tensor whole_;         // [N * shard]
-  at::Tensor shard_;         // [shard]: where the average goes, by finish_rest()
+  at::Tensor shard_;         // [shard]: where the average goes, until finish_reduce() hands it on
   at::Tensor reused_shard_;  // kept for the next step
   dist::Work reducing_;
   dist::Work rest_;
