@@ -380,5 +380,19 @@ TEST(Offloaded, AfterAFailedUpdateOnTheHostNothingGoesOnUntilStatesAreLoaded) {
   optimizer->step();
 }
 
+// As in a step that is given up after its gradients were scaled.
+TEST(Offloaded, ForgetsTheFactorsOfGradientsThatItDidNotUse) {
+  const at::Tensor p = random(100, 1), q = p.clone();
+  const auto ours = update_on_host(sgd(), {p}), theirs = sgd()({q});
+  p.mutable_grad() = random(100, 2);
+  ours->finish_taking();
+  ours->scale_gradients({p.grad()}, 0.5);
+  p.mutable_grad() = random(100, 3);
+  q.mutable_grad() = random(100, 3);
+  ours->step();
+  theirs->step();
+  EXPECT_TRUE(at::equal(p, q));
+}
+
 }  // namespace
 }  // namespace zero::optim

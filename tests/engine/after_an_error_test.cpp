@@ -192,5 +192,17 @@ TEST(Engine, KeepsAModuleThatAPointerOwns) {
   });
 }
 
+// Also after a backward() that went well.
+TEST(Engine, IsBetweenTwoStepsAfterGiveUpStep) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    EngineRun run(communicator, {.stage = 2, .accumulation_steps = 2});
+    run.engine.backward(run.forward(0));
+    run.engine.give_up_step();
+    expect_error([&] { run.engine.step(); }, {"step() before the engine's backward()"});
+    EXPECT_NO_THROW(run.engine.save(folder.path()));
+  });
+}
+
 }  // namespace
 }  // namespace zero::testing

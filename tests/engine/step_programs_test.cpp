@@ -169,5 +169,20 @@ TEST_P(StepPrograms, WithoutLossTermsMicroBatchesCountAlike) {
   });
 }
 
+TEST_P(StepPrograms, AGradientIsSeenWithoutTheLossScale) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    std::vector<double> norms;
+    for (const double scale : {1.0, 8.0}) {
+      EngineRun run(communicator, {.stage = stage, .loss_scale = {.initial = scale}},
+                    optim::with_master_weights(optim::adamw()), at::kHalf);
+      run.engine.backward(run.forward(0));
+      const std::string& name = run.engine.strategy().list().parameters[0].name;
+      norms.push_back(run.engine.gradient(name).to(at::kDouble).norm().item<double>());
+    }
+    EXPECT_GT(norms[0], 0);
+    EXPECT_NEAR(norms[1] / norms[0], 1, 0.01);
+  });
+}
+
 }  // namespace
 }  // namespace zero::testing

@@ -121,5 +121,17 @@ TEST(Disagreement, AboutTheOrderOfEqualUnits) {
   }
 }
 
+// The ranks of a group gather with each other: its fingerprints have the unit, too.
+TEST(Disagreement, AboutTheOrderOfEqualUnitsInAGroup) {
+  const auto exits = ranks_ended({.world_size = 4}, [&](dist::Communicator& communicator) {
+    Session session(communicator, "hsdp3:shard_size=2", with_parts("aa"));
+    session.model().call_in_forward([&] {
+      session.model().run_part(communicator.rank() == 1 ? 1 : 0, at::ones({2, 7}));
+    });
+    session.step(0);
+  });
+  expect_errors({exits[0], exits[1]}, ::testing::ContainsRegex("rank 0 is in .*unit 'parts.0'"));
+}
+
 }  // namespace
 }  // namespace zero::testing
