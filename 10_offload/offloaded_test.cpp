@@ -383,7 +383,7 @@ TEST(Offloaded, AfterAFailedUpdateOnTheHostNothingGoesOnUntilStatesAreLoaded) {
 // As in a step that is given up after its gradients were scaled.
 TEST(Offloaded, ForgetsTheFactorsOfGradientsThatItDidNotUse) {
   const at::Tensor p = random(100, 1), q = p.clone();
-  const auto ours = update_on_host(sgd(), {p}), theirs = sgd()({q});
+  const auto ours = update_on_host(testing::sgd(0.1), {p}), theirs = testing::sgd(0.1)({q});
   p.mutable_grad() = random(100, 2);
   ours->finish_taking();
   ours->scale_gradients({p.grad()}, 0.5);

@@ -69,7 +69,7 @@ TEST_F(MemoryTest, ACheckpointDrawsTheDevicesRandomNumbersAgain) {
         drawn.push_back(inputs[0].detach().clone().normal_());
         return (inputs[0] * drawn.back()).sum();
       },
-      {at::ones({20}, at::TensorOptions(kDevice).requires_grad(true))});
+      {at::ones({20}, kDevice).requires_grad_()});
   const at::Tensor between = at::ones({20}, kDevice).normal_();
   loss.backward();
   ASSERT_EQ(drawn.size(), 2U);

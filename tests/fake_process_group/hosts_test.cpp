@@ -159,8 +159,8 @@ TEST(BytesBetweenHosts, StandInLesson06) {
             {row("chapter 05, stages 1 and 2", "2a", "engine1"),
              row("chapter 05, stage 3", "(3 - g) a", "engine3"),
              row("HSDP, every stage", "2 (R-1)/R", "hsdp3"),
-             fmt::format("{} V leave each host in a ring and {} V here", ring("engine3", 2),
-                         here("engine3", 2)),
+             fmt::format("together {} V. Here each rank sends to each, and {} V leave a host",
+                         ring("engine3", 2), here("engine3", 2)),
              fmt::format("A host sends 8 x 0.1875 V = {} V.", ring("hsdp3", 4)),
              fmt::format("sends 3V x 31/32 = {} V. A host sends as much in a ring, and 3V x 8 x "
                          "3/4 = {} V here",

@@ -43,7 +43,7 @@ TEST(BadArguments, OfTheTableAreRefusedBeforeAnythingIsWritten) {
     expect_refused(TestFolder(), first + sides[0], split(sides[1], " | "), ::testing::AnyOf(1, 2));
     ++lines;
   }
-  EXPECT_GT(lines, 80);
+  EXPECT_GT(lines, 60);
 }
 
 // The variables of a launcher, as long as this lives.
