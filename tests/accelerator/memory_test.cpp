@@ -62,19 +62,22 @@ TEST_F(MemoryTest, IsNotTheHosts) {
   EXPECT_TRUE(is_two(t));
 }
 
-TEST_F(MemoryTest, ACheckpointDrawsTheDevicesRandomNumbersAgain) {
-  std::vector<at::Tensor> drawn;
-  const at::Tensor loss = nn::checkpoint(
-      [&drawn](const std::vector<at::Tensor>& inputs) {
-        drawn.push_back(inputs[0].detach().clone().normal_());
-        return (inputs[0] * drawn.back()).sum();
-      },
-      {at::ones({20}, kDevice).requires_grad_()});
-  const at::Tensor between = at::ones({20}, kDevice).normal_();
-  loss.backward();
-  ASSERT_EQ(drawn.size(), 2U);
-  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
-  EXPECT_FALSE(at::equal(drawn[0], between));
+// In a process of its own, because autograd starts threads.
+TEST(CheckpointOnADevice, DrawsItsRandomNumbersAgain) {
+  on_emulated_ranks({.world_size = 1}, [](dist::Communicator&) {
+    std::vector<at::Tensor> drawn;
+    const at::Tensor loss = nn::checkpoint(
+        [&drawn](const std::vector<at::Tensor>& inputs) {
+          drawn.push_back(inputs[0].detach().clone().normal_());
+          return (inputs[0] * drawn.back()).sum();
+        },
+        {at::ones({20}, kDevice).requires_grad_()});
+    const at::Tensor between = at::ones({20}, kDevice).normal_();
+    loss.backward();
+    ASSERT_EQ(drawn.size(), 2U);
+    EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
+    EXPECT_FALSE(at::equal(drawn[0], between));
+  });
 }
 
 }  // namespace
