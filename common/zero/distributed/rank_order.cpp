@@ -1,6 +1,6 @@
-#include <ATen/Dispatch.h>
 #include <ATen/ops/aminmax.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 #include <fmt/format.h>
 
@@ -33,6 +33,33 @@ inline constexpr bool kIsHalf = std::is_same_v<T, c10::BFloat16> || std::is_same
 // The type in which sums are kept.
 template <typename T>
 using Sum = std::conditional_t<kIsHalf<T>, float, T>;
+
+// The divisor of sums. For a power of two, multiplying by the inverse gives the same bits as
+// division and takes a fraction of the time.
+template <typename T>
+class Divisor {
+ public:
+  explicit Divisor(int divisor)
+      : by_(static_cast<T>(divisor)),
+        inverse_(static_cast<T>(static_cast<T>(1) / by_)),
+        exact_(std::has_single_bit(static_cast<unsigned>(divisor))) {
+    // The inverse of an integer would be 0; integers are only divided by 1 (see add_tensors).
+    TORCH_INTERNAL_ASSERT(std::is_floating_point_v<T> || divisor == 1);
+  }
+  template <std::size_t N>
+  void divide(std::array<T, N>& sums) const {
+    if (exact_) {
+      for (T& sum : sums) sum = static_cast<T>(sum * inverse_);
+    } else {
+      for (T& sum : sums) sum = static_cast<T>(sum / by_);
+    }
+  }
+
+ private:
+  T by_;
+  T inverse_;
+  bool exact_;
+};
 
 // Whether stores may bypass the cache. A sum that overwrites none of its inputs is read much later,
 // and a store into the cache would first load the line that it overwrites.
@@ -91,8 +118,9 @@ std::array<Sum<T>, N> load(const T* from) {
 }
 
 template <std::size_t N, typename T>
-void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin, Sum<T> divisor,
-              Sum<T> factor, bool around, Doubt<T>& output_doubt, Doubt<T>& overwritten_doubt) {
+void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin,
+              const Divisor<Sum<T>>& divisor, bool around, Doubt<T>& output_doubt,
+              Doubt<T>& overwritten_doubt) {
   for (const T* input : inputs) fetch_ahead(input + begin);
   std::array<Sum<T>, N> sums = load<N>(inputs.front() + begin);
   if (inputs.front() == output) note<T>(overwritten_doubt, sums);
@@ -101,11 +129,7 @@ void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin
     if (inputs[rank] == output) note<T>(overwritten_doubt, next);
     for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(sums[i] + next[i]);
   }
-  if (factor != 1) {
-    for (Sum<T>& sum : sums) sum = static_cast<Sum<T>>(sum * factor);
-  } else if (divisor != 1) {
-    for (Sum<T>& sum : sums) sum = static_cast<Sum<T>>(sum / divisor);
-  }
+  divisor.divide(sums);
   note<T>(output_doubt, sums);
   store<N>(output + begin, sums, around);
 }
@@ -113,18 +137,15 @@ void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin
 template <typename T>
 SumCheck add_all(T* output, const std::vector<const T*>& inputs, std::int64_t elements,
                  int divisor) {
-  const auto by = static_cast<Sum<T>>(divisor);
-  // Of a power of two the inverse gives the same bits in a fraction of the time.
-  const bool exact = std::has_single_bit(static_cast<unsigned>(divisor));
-  const auto factor = static_cast<Sum<T>>(exact ? 1 / by : 1);
+  const Divisor<Sum<T>> by(divisor);
   const bool around = around_cache(output, inputs);
   Doubt<T> of_output{}, of_overwritten{};
   std::int64_t begin = 0;
   for (; begin + kTogether <= elements; begin += kTogether) {
-    add_some<kTogether>(output, inputs, begin, by, factor, around, of_output, of_overwritten);
+    add_some<kTogether>(output, inputs, begin, by, around, of_output, of_overwritten);
   }
   for (; begin < elements; ++begin) {
-    add_some<1>(output, inputs, begin, by, factor, around, of_output, of_overwritten);
+    add_some<1>(output, inputs, begin, by, around, of_output, of_overwritten);
   }
 #ifdef __SSE2__
   if (around) _mm_sfence();  // before a peer is told that the sum is ready
@@ -183,14 +204,25 @@ void copy_around_cache(at::Tensor to, const at::Tensor& from) {
 
 SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            int divisor) {
-  SumCheck check;
-  const at::ScalarType type = output.scalar_type();
-  if (type == at::kBool || at::isComplexType(type) || at::isFloat8Type(type)) {
-    throw Error(fmt::format("tensors of {} cannot be reduced", c10::toString(type)));
+  switch (output.scalar_type()) {
+    case at::kFloat:
+      return add_tensors<float>(output, inputs, divisor);
+    case at::kDouble:
+      return add_tensors<double>(output, inputs, divisor);
+    case at::kBFloat16:
+      return add_tensors<c10::BFloat16>(output, inputs, divisor);
+    case at::kHalf:
+      return add_tensors<c10::Half>(output, inputs, divisor);
+    case at::kLong:
+      return add_tensors<std::int64_t>(output, inputs, divisor);
+    case at::kInt:
+      return add_tensors<std::int32_t>(output, inputs, divisor);
+    case at::kByte:
+      return add_tensors<std::uint8_t>(output, inputs, divisor);
+    default:
+      throw Error(
+          fmt::format("tensors of {} cannot be reduced", c10::toString(output.scalar_type())));
   }
-  AT_DISPATCH_ALL_TYPES_AND2(at::kBFloat16, at::kHalf, type, "reduction",
-                             [&] { check = add_tensors<scalar_t>(output, inputs, divisor); });
-  return check;
 }
 
 }  // namespace zero::dist

@@ -13,7 +13,7 @@ inline constexpr std::int64_t kScratchBytes = 32 << 20;
 
 /// output = (((inputs[0] + inputs[1]) + inputs[2]) + …) / divisor, element by element in exactly
 /// that order. All tensors are contiguous on the CPU with the same number of elements and one
-/// dtype: float32, float64, bfloat16, float16, or integers. Half types are added in
+/// dtype: float32, float64, bfloat16, float16, int64, int32 or uint8. Half types are added in
 /// float32, divided and rounded once. Integers are not divided (divisor must be 1; zero::Error
 /// otherwise). `output` may be one of the inputs. The bits do not depend on where tensors are
 /// split.
