@@ -311,7 +311,7 @@ TEST(TileFile, AnErrorOfAnUpdateWaitsForTheDisk) {
   std::atomic<int> moving = 0;
   const testing::Disk disk([&](const Transfer& t) {
     ++moving;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // so that two could overlap
     const ssize_t done = t.as_asked();
     --moving;
     return done;
