@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include <tools/models/presets.hpp>
+#include <tools/support/by_count.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/names.hpp>
 #include <zero/nn/defer.hpp>
@@ -99,13 +100,8 @@ std::pair<double, double> all_and_fullest(int ranks, bool by_size) {
     sizes.push_back(p.bytes());
   }
   const auto n = static_cast<std::size_t>(ranks);
-  std::vector<int> owners = train::assign_owners(sizes, ranks);
-  if (!by_size) {  // runs of equal length
-    owners.clear();
-    for (std::size_t r = 0; r < n; ++r) {
-      owners.insert(owners.end(), (sizes.size() + n - 1 - r) / n, static_cast<int>(r));
-    }
-  }
+  const std::vector<int> owners =
+      by_size ? train::assign_owners(sizes, ranks) : tools::owners_by_count(sizes.size(), n);
   std::vector<double> owned(static_cast<std::size_t>(ranks), 0);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     owned[static_cast<std::size_t>(owners[i])] += static_cast<double>(sizes[i]);

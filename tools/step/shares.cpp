@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <tools/models/presets.hpp>
+#include <tools/support/by_count.hpp>
 #include <tools/support/json.hpp>
 #include <tools/support/table.hpp>
 #include <zero/base/names.hpp>
@@ -28,21 +29,12 @@ namespace {
 
 using Shares = std::vector<std::int64_t>;  // bytes of each rank
 
-// Runs of equal length in registration order; the first ranks have the remainder.
-std::vector<int> by_count(std::size_t count, std::size_t ranks) {
-  std::vector<int> owners;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    owners.insert(owners.end(), (count + ranks - 1 - rank) / ranks, static_cast<int>(rank));
-  }
-  return owners;
-}
-
 Shares of_owners(const nn::ParameterList& list, int ranks, bool by_size) {
   std::vector<std::int64_t> bytes;
   for (const nn::Parameter& p : list.parameters) bytes.push_back(p.bytes());
   const auto n = static_cast<std::size_t>(ranks);
   const std::vector<int> owners =
-      by_size ? train::assign_owners(bytes, ranks) : by_count(bytes.size(), n);
+      by_size ? train::assign_owners(bytes, ranks) : tools::owners_by_count(bytes.size(), n);
   Shares shares(n, 0);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     shares[static_cast<std::size_t>(owners[i])] += bytes[i];

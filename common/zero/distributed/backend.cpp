@@ -10,6 +10,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
+#include <zero/distributed/gloo/gloo_backend.hpp>
 #include <zero/distributed/store/call_log.hpp>
 #include <zero/memory/charge.hpp>
 

@@ -112,9 +112,6 @@ struct Connection {
       split = {};
 };
 
-/// The fastest way between CPU tensors of the ranks of `place` that ZERO_TRANSPORT, the options and
-/// the system allow (gloo/gloo_backend.cpp); with `tcp`, TCP. Called by all of them; blocks.
-std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp);
 /// For Place::link of the world; as fast as the network until open_link() (gloo/link.hpp).
 std::shared_ptr<Link> make_link();
 void open_link(Link& link, Communicator& world);
